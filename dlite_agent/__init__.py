@@ -1,0 +1,1 @@
+"""DLite Agent: an agent-loop server with history-free speculative decoding."""
