@@ -1,0 +1,175 @@
+"""The target: a dense decoder executed on ragged batches.
+
+One forward takes rows of several sequences together (prompt chunks and verify windows alike), returns logits only for
+wanted rows and hidden states only for tapped layers at wanted rows. The tap of the last layer is taken after the final
+norm, as DLite checkpoints expect: it is the last entry of Hugging Face's `hidden_states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlite_agent.errors import ModelError
+from dlite_agent.model.attention import KV, SdpaAttention, Span
+from dlite_agent.model.linear import Matmul, Precision
+from dlite_agent.model.rope import RotaryTable, rotate
+from dlite_agent.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Rows:
+    """New token ids [n] (int64, on the device) to append to one sequence's KV; space must have been reserved."""
+
+    kv: KV
+    ids: Tensor
+
+
+@dataclass(frozen=True)
+class Forward:
+    """logits [wanted logit rows, vocab] and taps [wanted tap rows, tapped layers, hidden], in the activation dtype."""
+
+    logits: Tensor
+    taps: Tensor
+
+
+@dataclass(frozen=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Matmul
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Matmul
+    post_norm: Tensor
+    gate_up: Matmul
+    down: Matmul
+
+
+class Target:
+    """Executor of one dense decoder (Llama, Qwen2, Qwen3) on one device.
+
+    Args:
+        weights: Hugging Face names -> tensors; read once, packed for `precision`, and not kept where a kernel packs.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Tensor],
+        *,
+        precision: Precision,
+        device: torch.device,
+        fingerprint: str,
+        max_positions: int,
+    ) -> None:
+        self.spec = spec
+        self.precision = precision
+        self.device = device
+        self.dtype = precision.dtype
+        self.fingerprint = fingerprint
+        self.max_positions = max_positions
+        self.attention = SdpaAttention(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._rotary = RotaryTable(spec.rope, spec.head_dim, size=max_positions, device=device, dtype=self.dtype)
+        self._weights = weights
+        self.embedding = self._tensor("model.embed_tokens.weight")
+        self._layers = [self._load_layer(f"model.layers.{i}.") for i in range(spec.num_layers)]
+        self._final_norm = self._tensor("model.norm.weight")
+        self._head = self._linear("model.embed_tokens" if spec.tied_head else "lm_head")
+        del self._weights
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self._weights[name].to(self.device, self.dtype)
+        except KeyError:
+            raise ModelError(f"the model's weights lack {name}", param=name) from None
+
+    def _linear(self, *names: str) -> Matmul:
+        """One product for several weights with the same input, stacked."""
+        stacked = torch.cat([self._tensor(f"{name}.weight") for name in names])
+        bias = None
+        if f"{names[0]}.bias" in self._weights:
+            bias = torch.cat([self._tensor(f"{name}.bias") for name in names])
+        return self.precision.linear(stacked, bias)
+
+    def _load_layer(self, at: str) -> _Layer:
+        qk_norm = self.spec.qk_norm
+        attention, mlp = at + "self_attn.", at + "mlp."
+        return _Layer(
+            input_norm=self._tensor(at + "input_layernorm.weight"),
+            qkv=self._linear(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+            q_norm=self._tensor(attention + "q_norm.weight") if qk_norm else None,
+            k_norm=self._tensor(attention + "k_norm.weight") if qk_norm else None,
+            o=self._linear(attention + "o_proj"),
+            post_norm=self._tensor(at + "post_attention_layernorm.weight"),
+            gate_up=self._linear(mlp + "gate_proj", mlp + "up_proj"),
+            down=self._linear(mlp + "down_proj"),
+        )
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, vocab] of final-norm hidden states [n, hidden]."""
+        return self._head(hidden)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: Sequence[Rows],
+        *,
+        logit_rows: Tensor | None = None,
+        tap_layers: Sequence[int] = (),
+        tap_rows: Tensor | None = None,
+    ) -> Forward:
+        """Append each sequence's rows to its KV.
+
+        Args:
+            logit_rows: indices into the concatenated rows that want logits (int64); None for all.
+            tap_layers: ascending layer ids whose outputs are returned at `tap_rows` (None for all rows).
+        """
+        spans, first = [], 0
+        for rows in batch:
+            spans.append(Span(rows.kv, first, rows.ids.shape[0], rows.kv.length))
+            first += rows.ids.shape[0]
+        ids = torch.cat([rows.ids for rows in batch]) if len(batch) > 1 else batch[0].ids
+        positions = torch.cat(
+            [torch.arange(s.start, s.start + s.count, device=self.device, dtype=torch.int64) for s in spans]
+        )
+        hidden, tapped = self._decoder(ids, positions, spans, tap_layers, tap_rows)
+        for span in spans:
+            span.kv.advance(span.count)
+        logits = self._head(hidden if logit_rows is None else hidden[logit_rows])
+        shape = (0, 0, self.spec.hidden_size)
+        return Forward(logits, torch.stack(tapped, dim=1) if tapped else hidden.new_empty(shape))
+
+    def _decoder(
+        self, ids: Tensor, positions: Tensor, spans: list[Span], tap_layers: Sequence[int], tap_rows: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        spec = self.spec
+        q_heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        cos, sin = self._rotary.at(positions)
+        masks = self.attention.plan(spans, device=self.device, dtype=self.dtype)
+        x = self.embedding[ids]
+        last = spec.num_layers - 1
+        tapped: list[Tensor] = []
+        for i, layer in enumerate(self._layers):
+            heads = layer.qkv(self._norm(x, layer.input_norm)).view(-1, q_heads + 2 * kv_heads, spec.head_dim)
+            qk, v = heads[:, : q_heads + kv_heads], heads[:, q_heads + kv_heads :]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                qk = torch.cat(
+                    (self._norm(qk[:, :q_heads], layer.q_norm), self._norm(qk[:, q_heads:], layer.k_norm)), dim=1
+                )
+            qk = rotate(qk, cos, sin)
+            x = x + layer.o(self.attention(i, qk[:, :q_heads], qk[:, q_heads:], v, spans, masks))
+            gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate) * up)
+            if i in tap_layers and i != last:
+                tapped.append(x if tap_rows is None else x[tap_rows])
+        x = self._norm(x, self._final_norm)
+        if last in tap_layers:
+            tapped.append(x if tap_rows is None else x[tap_rows])
+        return x, tapped
