@@ -43,7 +43,9 @@ def convert(path: Path, folder: Path) -> None:
         reader = gguf.GGUFReader(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
-    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.ggml.t")}
+    fields = {
+        name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.ggml.t")
+    }
     config = _config(fields, {tensor.name for tensor in reader.tensors}, _vocab_size(reader))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as scratch:

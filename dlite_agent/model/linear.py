@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Matmul:
 
 
 def _fbgemm_fp16(weight: Tensor, bias: Tensor | None) -> Matmul:
-    packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), None if bias is None else bias.float())
+    packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
     op = torch.ops.quantized.linear_dynamic_fp16
     return lambda x: op(x, packed)
 
@@ -122,7 +123,7 @@ def _key(name: str, kernel: str, shapes: list[Shape]) -> str:
 
 def _processor() -> str:
     try:
-        with open("/proc/cpuinfo") as lines:
+        with Path("/proc/cpuinfo").open() as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor()

@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,10 +41,10 @@ class FolderWeights(Mapping[str, Tensor]):
         else:
             files = [folder / "model.safetensors"]
         self._file_of: dict[str, Path] = {}
-        self._open = {}
+        self._open: dict[Path, Any] = {}
         for file in files:
             try:
-                handle = safe_open(str(file), framework="pt")
+                handle: Any = safe_open(str(file), framework="pt")
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"{file} cannot be read as safetensors: {error}", param=file.name) from error
             self._open[file] = handle
@@ -105,13 +106,14 @@ def resolve(model: str) -> Path:
 
 def _from_hub(model: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"{model!r} is neither a folder, a GGUF file, {DEFAULT_TARGET!r}, nor a hub id that can be fetched: {error}",
+            f"{model!r} is neither a folder, a GGUF file, {DEFAULT_TARGET!r}, nor a hub id that can be fetched "
+            f"({error})",
             param="target",
         ) from error
 
