@@ -1,0 +1,182 @@
+"""Client messages in one shape, and digests that say when two of them are the same message.
+
+Clients re-send a conversation with small changes that mean nothing: null or missing content, a list of text parts instead of a
+string, JSON keys in another order, spaces in tool arguments, reasoning left out. `normalise` reduces all of them to `Message`,
+and `digest` ignores what cannot be told apart by meaning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dlite_agent.errors import InvalidRequest
+
+JSON = Mapping[str, Any]
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
+_THINK_BLOCK = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call as the model wrote it; `arguments` is the verbatim JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation. `role` is system, user, assistant or tool; absent text is the empty string."""
+
+    role: str
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+def normalise(messages: Sequence[JSON]) -> list[Message]:
+    """OpenAI-shaped messages as `Message`s.
+
+    A system message that holds only a billing header (its value changes with each request) disappears, and an assistant
+    message that directly follows another is joined to it: clients split one response into several.
+
+    Raises:
+        InvalidRequest: a message, role, part or tool call has a shape that cannot be honoured; `param` names it.
+    """
+    out: list[Message] = []
+    for i, raw in enumerate(messages):
+        message = _normalise_one(raw, f"messages[{i}]")
+        if message is None:
+            continue
+        if out and message.role == "assistant" == out[-1].role:
+            last = out[-1]
+            out[-1] = replace(
+                last,
+                content=last.content + message.content,
+                reasoning=last.reasoning + message.reasoning,
+                tool_calls=last.tool_calls + message.tool_calls,
+            )
+        else:
+            out.append(message)
+    return out
+
+
+def _normalise_one(raw: JSON, where: str) -> Message | None:
+    if not isinstance(raw, Mapping):
+        raise InvalidRequest(f"{where} must be an object with a role.", param=where)
+    given = raw.get("role")
+    role = _ROLES.get(given) if isinstance(given, str) else None
+    if role is None:
+        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}; got {given!r}.", param=f"{where}.role")
+    if raw.get("function_call") is not None:
+        raise InvalidRequest(f"{where}.function_call is obsolete; send tool_calls.", param=f"{where}.function_call")
+    content = _text(raw.get("content"), role, f"{where}.content")
+    if role == "system" and not content and raw.get("content"):
+        return None
+    reasoning = raw.get("reasoning_content") or raw.get("reasoning") or ""
+    if not isinstance(reasoning, str):
+        raise InvalidRequest(f"{where}.reasoning_content must be text.", param=f"{where}.reasoning_content")
+    calls = raw.get("tool_calls") or ()
+    if calls and role != "assistant":
+        raise InvalidRequest(f"{where}.tool_calls belong to an assistant message.", param=f"{where}.tool_calls")
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise InvalidRequest(f"{where}.tool_calls must be an array.", param=f"{where}.tool_calls")
+    return Message(
+        role=role,
+        content=content,
+        reasoning=reasoning if role == "assistant" else "",
+        tool_calls=tuple(_call(call, f"{where}.tool_calls[{j}]") for j, call in enumerate(calls)),
+        tool_call_id=_name(raw, "tool_call_id", where),
+        name=_name(raw, "name", where),
+    )
+
+
+def _name(raw: JSON, field: str, where: str) -> str:
+    value = raw.get(field)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}.{field} must be a string.", param=f"{where}.{field}")
+    return value
+
+
+def _text(content: Any, role: str, where: str) -> str:
+    """Content as text; parts are joined by a newline, an assistant's directly (they were one text when generated)."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return _BILLING_LINE.sub("", content) if role == "system" else content
+    if not isinstance(content, Sequence):
+        raise InvalidRequest(f"{where} must be a string, null or an array of text parts.", param=where)
+    parts = []
+    for i, part in enumerate(content):
+        if isinstance(part, str):
+            text: Any = part
+        elif isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS:
+            text = part.get(_TEXT_PARTS[part["type"]])
+        else:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise InvalidRequest(f"{where}[{i}]: only text parts are supported, got {kind!r}.", param=f"{where}[{i}]")
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{where}[{i}].text must be a string.", param=f"{where}[{i}].text")
+        if role == "system":
+            text = _BILLING_LINE.sub("", text)
+        if text:
+            parts.append(text)
+    return ("" if role == "assistant" else "\n").join(parts)
+
+
+def _call(raw: Any, where: str) -> ToolCall:
+    function = raw.get("function") if isinstance(raw, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise InvalidRequest(f"{where} must be an object with a function.", param=where)
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{where}.function.name must be a non-empty string.", param=f"{where}.function.name")
+    arguments = function.get("arguments")
+    if arguments is None or arguments == "":
+        text = "{}"
+    elif isinstance(arguments, str):
+        text = arguments
+    else:
+        text = json.dumps(arguments, ensure_ascii=False)
+    call_id = raw.get("id")
+    return ToolCall(id=call_id if isinstance(call_id, str) else "", name=name, arguments=text)
+
+
+def canonical_json(text: str) -> str:
+    """JSON text with sorted keys and no spaces; text that is not JSON comes back stripped, so it still compares."""
+    try:
+        return json.dumps(json.loads(text, strict=False), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+def digest(message: Message) -> str:
+    """What the message means, as 32 hex digits: ids, names of results, reasoning and an assistant's outer spaces excluded."""
+    content = message.content
+    if message.role == "assistant":
+        content = _THINK_BLOCK.sub("", content).strip()
+    calls = [[call.name, canonical_json(call.arguments)] for call in message.tool_calls]
+    return _hash([message.role, content, calls])
+
+
+def tools_digest(tools: Sequence[JSON] | None) -> str:
+    """The tool definitions as 32 hex digits; their order counts, the order of keys inside does not. No tools is empty."""
+    return _hash(list(tools)) if tools else ""
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
