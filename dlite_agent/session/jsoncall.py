@@ -29,7 +29,8 @@ class Step(Flag):
 class ObjectScanner:
     """Splits one JSON object into its top-level members as characters arrive.
 
-    Inside a value only strings and nesting are followed; raw control characters in strings are let pass, as models write them.
+    Inside a value only strings and nesting are followed; raw control characters in strings are let pass, as models
+    write them.
 
     Attributes:
         key: the current member's key.
@@ -60,9 +61,9 @@ class ObjectScanner:
         match self._state, char:
             case "open", "{":
                 self._state = "first"
-            case ("first" | "next"), '"':
+            case (("first" | "next"), '"'):
                 self._state, self.key = "key", '"'
-            case ("first" | "next" | "after"), "}":
+            case (("first" | "next" | "after"), "}"):
                 self._state = "closed"
                 return Step.END
             case "colon", ":":
@@ -127,14 +128,16 @@ class ObjectScanner:
 class JsonCall:
     """One `{"name": ..., "arguments": {...}}`; `parameters` is another word for `arguments`.
 
-    The call starts as soon as its name and the start of its arguments are known. Arguments that are an object stream verbatim
-    (control characters inside strings become escapes, so that clients can parse them); a string of JSON is unwrapped when
-    whole; none or null become `{}`.
+    The call starts as soon as its name and the start of its arguments are known. Arguments that are an object stream
+    verbatim (control characters inside strings become escapes, so that clients can parse them); a string of JSON is
+    unwrapped when whole; none or null become `{}`.
 
     Args:
         emitter: receives the call.
-        names: the only names that make a call, or None for any. Given in the bare Llama style, where an answer may be JSON too.
-        bare: be strict about what looks like a call: only the keys of one, and arguments must be there when `names` is None.
+        names: the only names that make a call, or None for any. Given in the bare Llama style, where an answer may be
+            JSON too.
+        bare: be strict about what looks like a call: only the keys of one, and arguments must be there when `names` is
+            None.
     """
 
     def __init__(self, emitter: Emitter, *, names: Collection[str] | None = None, bare: bool = False) -> None:
@@ -188,7 +191,12 @@ class JsonCall:
         key, value = self._scanner.key, self._scanner.value
         if key == "name":
             name = _decoded(value)
-            if not isinstance(name, str) or not name or self.started or (self._names is not None and name not in self._names):
+            if (
+                not isinstance(name, str)
+                or not name
+                or self.started
+                or (self._names is not None and name not in self._names)
+            ):
                 raise Malformed
             self._name = name
         elif key in _ARGUMENT_KEYS and value[0] != "{":

@@ -1,8 +1,8 @@
 """Client messages in one shape, and digests that say when two of them are the same message.
 
-Clients re-send a conversation with small changes that mean nothing: null or missing content, a list of text parts instead of a
-string, JSON keys in another order, spaces in tool arguments, reasoning left out. `normalise` reduces all of them to `Message`,
-and `digest` ignores what cannot be told apart by meaning.
+Clients re-send a conversation with small changes that mean nothing: null or missing content, a list of text parts
+instead of a string, JSON keys in another order, spaces in tool arguments, reasoning left out. `normalise` reduces all
+of them to `Message`, and `digest` ignores what cannot be told apart by meaning.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def canonical_json(text: str) -> str:
 
 
 def digest(message: Message) -> str:
-    """What the message means, as 32 hex digits: ids, names of results, reasoning and an assistant's outer spaces excluded."""
+    """What the message means, as 32 hex digits: without ids, reasoning and the spaces around an answer."""
     content = message.content
     if message.role == "assistant":
         content = _THINK_BLOCK.sub("", content).strip()
@@ -173,7 +173,7 @@ def digest(message: Message) -> str:
 
 
 def tools_digest(tools: Sequence[JSON] | None) -> str:
-    """The tool definitions as 32 hex digits; their order counts, the order of keys inside does not. No tools is empty."""
+    """The tool definitions as 32 hex digits; their order counts, that of keys does not. No tools is empty."""
     return _hash(list(tools)) if tools else ""
 
 

@@ -1,4 +1,4 @@
-"""Reasoning in `<think>` blocks separated from the answer, and the whole response: reasoning, text and calls together."""
+"""Reasoning in a `<think>` block told from the answer, and the whole response: reasoning, text and calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _OPEN, _CLOSE = "<think>", "</think>"
 class ReasoningParser:
     """Splits a response into one block of reasoning at its start and the text behind it.
 
-    Spaces at both ends of the block and in front of the text are markup. A block that never closes is all reasoning. `<think>`
-    anywhere but at the start is text.
+    Spaces at both ends of the block and in front of the text are markup. A block that never closes is all reasoning.
+    `<think>` anywhere but at the start is text.
 
     Args:
         start: `ChatTemplate.reasoning`: whether the block is open already, may come, or cannot.

@@ -1,9 +1,10 @@
 """Chat templates: messages to ids, whole or only the new tail.
 
-A session never renders what it already holds as ids. `after_answer` renders what follows an assistant's generated tokens: the new
-messages are put behind a stand-in answer in a small synthetic conversation, and the text behind that answer is the tail. Special
-tokens cut the text into pieces that are tokenised on their own, so stored ids + tail equal a render of the whole conversation
-wherever the template leaves the past alone. Where it rewrites the past (Qwen3 drops old reasoning) the stored ids stand.
+A session never renders what it already holds as ids. `after_answer` renders what follows an assistant's generated
+tokens: the new messages are put behind a stand-in answer in a small synthetic conversation, and the text behind that
+answer is the tail. Special tokens cut the text into pieces that are tokenised on their own, so stored ids + tail equal
+a render of the whole conversation wherever the template leaves the past alone. Where it rewrites the past (Qwen3 drops
+old reasoning) the stored ids stand.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Render:
     """Ids of messages, and the ids that then ask for an answer.
 
     Attributes:
-        trim: ids to drop from the end of the stored ones first: 1 when the stored answer ended with a stop token that is not the
-            one the template writes, else 0.
+        trim: ids to drop from the end of the stored ones first: 1 when the stored answer ended with a stop token that
+            is not the one the template writes, else 0.
         ids: the messages, closed.
         prompt: the generation prompt.
     """
@@ -58,14 +59,16 @@ class ChatTemplate:
         stop_ids: every id that ends a generation; the tokenizer's `eos_token_id` is added.
 
     Attributes:
-        native_tools: the template renders tools itself; otherwise definitions go into the system message, calls and results into
-            `<tool_call>` and `<tool_response>` blocks of JSON, the convention of Hermes models.
-        tool_style: how a call is written: "hermes" and "xml" (Qwen-coder) inside `<tool_call>`, "llama" as a bare JSON object.
+        native_tools: the template renders tools itself; otherwise definitions go into the system message, calls and
+            results into `<tool_call>` and `<tool_response>` blocks of JSON, the convention of Hermes models.
+        tool_style: how a call is written: "hermes" and "xml" (Qwen-coder) inside `<tool_call>`, "llama" as a bare JSON
+            object.
         switches_thinking: `thinking=False` changes the generation prompt.
         turn_end: the id that closes an assistant's message.
 
     Raises:
-        ModelError: no chat template, a slow tokenizer, or a template whose assistant messages do not end with a token of their own.
+        ModelError: no chat template, a slow tokenizer, or a template whose assistant messages do not end with a token
+        of their own.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()) -> None:
@@ -85,7 +88,9 @@ class ChatTemplate:
         self.switches_thinking = self._prompt_text(True) != self._prompt_text(False)
         closing = self.encode(self._after_mark([Message("user", ".")], None, None)[0])
         if not closing or closing[0] not in self._backend.get_added_tokens_decoder():
-            raise ModelError("The chat template does not end an assistant's message with a token.", param="chat_template")
+            raise ModelError(
+                "The chat template does not end an assistant's message with a token.", param="chat_template"
+            )
         self.turn_end: int = closing[0]
 
     def encode(self, text: str) -> list[int]:
@@ -138,8 +143,8 @@ class ChatTemplate:
     ) -> Render:
         """Ids that follow an assistant's generated tokens, the last of which is `last_id`.
 
-        The end-of-turn token is added when generation did not write it (a length limit, a stop string). Messages may hold
-        assistant messages that were not generated here; they are rendered as text.
+        The end-of-turn token is added when generation did not write it (a length limit, a stop string). Messages may
+        hold assistant messages that were not generated here; they are rendered as text.
         """
         body, whole = self._after_mark(messages, tools, thinking)
         ids = self.encode(body)
@@ -153,7 +158,7 @@ class ChatTemplate:
         return self.encode(self._prompt_text(thinking))
 
     def reasoning(self, *, thinking: bool | None = None) -> Reasoning:
-        """Where a generation starts: inside a `<think>` block ("open"), behind one ("closed"), possibly before one, or never."""
+        """Where a generation starts: inside a `<think>` block ("open"), behind one, maybe before one, or without."""
         text = self._prompt_text(thinking).rstrip()
         if text.endswith("<think>"):
             return "open"
@@ -166,7 +171,9 @@ class ChatTemplate:
             raise ModelError("The chat template's generation prompt rewrites the messages.", param="chat_template")
         return self.encode(whole[len(body) :])
 
-    def _apply(self, messages: list[dict[str, Any]], tools: Sequence[JSON] | None, thinking: bool | None, prompt: bool) -> str:
+    def _apply(
+        self, messages: list[dict[str, Any]], tools: Sequence[JSON] | None, thinking: bool | None, prompt: bool
+    ) -> str:
         options = {} if thinking is None else {"enable_thinking": thinking}
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -178,10 +185,14 @@ class ChatTemplate:
                 **options,
             )
         except _TEMPLATE_FAULTS as error:
-            raise InvalidRequest(f"The model's chat template refuses this conversation: {error}", param="messages") from error
+            raise InvalidRequest(
+                f"The model's chat template refuses this conversation: {error}", param="messages"
+            ) from error
         return text
 
-    def _after_mark(self, messages: Sequence[Message], tools: Sequence[JSON] | None, thinking: bool | None) -> tuple[str, str]:
+    def _after_mark(
+        self, messages: Sequence[Message], tools: Sequence[JSON] | None, thinking: bool | None
+    ) -> tuple[str, str]:
         """What follows the stand-in answer, from its end-of-turn token on: without and with the generation prompt."""
         context = [Message("user", "."), Message("assistant", self._mark)]
         prepared, passed = self._prepare([*context, *messages], tools if self.native_tools else None)
@@ -232,7 +243,7 @@ class ChatTemplate:
         return out
 
     def _arguments(self, call: ToolCall) -> Any:
-        """Verbatim text where the template writes a string as it is, else the value; invalid JSON is wrapped, never refused."""
+        """Verbatim text where the template writes a string as it is, else the value; invalid JSON is wrapped."""
         if self._string_arguments:
             return call.arguments
         try:
@@ -262,8 +273,13 @@ class ChatTemplate:
         return False, "hermes"
 
     def _takes_string_arguments(self) -> bool:
-        call = {"id": "call00000", "type": "function", "function": {"name": "probe_tool", "arguments": '{"probe":  "x"}'}}
-        messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        call = {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": "probe_tool", "arguments": '{"probe":  "x"}'},
+        }
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "."}, answer]
         try:
             return '{"probe":  "x"}' in self._apply(messages, None, None, False)
         except InvalidRequest:
@@ -271,7 +287,7 @@ class ChatTemplate:
 
     def _takes_mid_system(self) -> bool:
         roles = ("system", "user", "assistant", "system", "user")
-        messages = [{"role": role, "content": f"probe{i}"} for i, role in enumerate(roles)]
+        messages: list[dict[str, Any]] = [{"role": role, "content": f"probe{i}"} for i, role in enumerate(roles)]
         try:
             return "probe3" in self._apply(messages, None, None, True)
         except InvalidRequest:

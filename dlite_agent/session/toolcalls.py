@@ -2,11 +2,12 @@
 
 What is a call and what stays text:
 
-- A call starts once its name is known and its arguments begin (or turn out to be absent). Before that, a block that proves not
-  to be a call is given back as text to the letter, markers included. So is one that the stream leaves without a name.
-- After that it stays a call. If its arguments are not a JSON object in the end it is "invalid" when its end was seen, "cut" when
-  the stream stopped inside; either way its span is kept. Junk between the arguments and the end marker is dropped from the
-  deltas, not from the span.
+- A call starts once its name is known and its arguments begin (or turn out to be absent). Before that, a block that
+  proves not to be a call is given back as text to the letter, markers included. So is one that the stream leaves
+  without a name.
+- After that it stays a call. If its arguments are not a JSON object in the end it is "invalid" when its end was seen,
+  "cut" when the stream stopped inside; either way its span is kept. Junk between the arguments and the end marker is
+  dropped from the deltas, not from the span.
 - Spaces that touch the start of a call, or follow the last one, are markup; all other text passes unchanged.
 """
 
@@ -45,8 +46,8 @@ def tool_parser(style: ToolStyle, tools: Sequence[JSON] = (), new_id: Callable[[
 
     Args:
         style: `ChatTemplate.tool_style`.
-        tools: the request's OpenAI-shaped tools: types of XML parameters, and the names that tell a bare JSON call from an answer
-            in JSON.
+        tools: the request's OpenAI-shaped tools: types of XML parameters, and the names that tell a bare JSON call from
+            an answer in JSON.
         new_id: makes call ids.
     """
     emitter = Emitter(new_id) if new_id else Emitter()
@@ -113,9 +114,7 @@ class TaggedParser(_Parser):
         """The deltas that the end of the stream gives."""
         if self._take == self._in_text:
             self._end_text()
-        elif self._take == self._behind_call:
-            self._end_call(closed=False)
-        elif self._call and (self._call.cut() if isinstance(self._call, JsonCall) else self._call.started):
+        elif self._call and self._call.cut():
             self._end_call(closed=False)
         else:
             self._emit.text(self._space + self._raw)
@@ -215,8 +214,8 @@ class TaggedParser(_Parser):
 class BareParser(_Parser):
     """Llama's way: the answer is one or more JSON objects, separated by `;` or spaces, and nothing else.
 
-    A JSON object at the very start, behind `<|python_tag|>` or behind another call is a call if its `name` is one of the tools';
-    with no tools given, if it has a name and arguments. Anything else is text, and so is all that follows.
+    A JSON object at the very start, behind `<|python_tag|>` or behind another call is a call if its `name` is one of
+    the tools'; with no tools given, if it has a name and arguments. Anything else is text, and so is all that follows.
     """
 
     def __init__(self, emitter: Emitter, tools: Sequence[JSON] = ()) -> None:

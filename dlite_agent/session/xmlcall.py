@@ -16,8 +16,8 @@ _LITERALS = {"True": "true", "False": "false", "None": "null"}
 class XmlCall:
     """Reads what follows `<function=`, up to and with `</function>`, as JSON arguments.
 
-    String parameters stream as they come; others wait for their end, to be given as the JSON they are (or as a string, when they
-    are none). One newline at each end of a value belongs to the markup.
+    String parameters stream as they come; others wait for their end, to be given as the JSON they are (or as a string,
+    when they are none). One newline at each end of a value belongs to the markup.
 
     Args:
         emitter: receives the call.
@@ -44,6 +44,10 @@ class XmlCall:
             ValueError: the function's name is no name, so this is not a call; the character was not consumed.
         """
         return self._take(char)
+
+    def cut(self) -> bool:
+        """The stream ended inside; True when enough was there to call it a (cut) call."""
+        return self.started
 
     def _in_name(self, char: str) -> bool:
         if char == ">" and self._word.strip():
