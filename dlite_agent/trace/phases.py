@@ -59,6 +59,7 @@ PHASES = (
 
 DECODE_PARTS = ("draft", "verify", "commit")
 _PRECEDENCE = ("mask", "decode", "prefill", "restore", "queue", "stream", "model", "tool", "client", "outage")
+_RESOLUTION = 1e-6
 TOOL_FINISH = frozenset({"tool_calls", "tool_use", "toolUse", "function_call"})
 
 
@@ -369,7 +370,18 @@ def _partition(events: Iterable[Event], axis: _Axis, timeline: Timeline) -> list
         got, free = claim(free, [Slice(phase, None, turn.end, turn.window_end, turn.turn, True)])
         slices += got
     slices += [Slice("client", None, start, end, None, True) for start, end in free]
-    return sorted(slices, key=lambda piece: piece.start)
+    return _without_slivers(sorted(slices, key=lambda piece: piece.start))
+
+
+def _without_slivers(slices: Iterable[Slice]) -> list[Slice]:
+    """Gaps too short for the clocks' rounding to mean anything go to the slice before them."""
+    kept: list[Slice] = []
+    for piece in slices:
+        if kept and piece.inferred and piece.end - piece.start < _RESOLUTION:
+            kept[-1] = kept[-1]._replace(end=piece.end)
+        else:
+            kept.append(piece)
+    return kept
 
 
 def _round_slices(row: Round, turn: int) -> list[Slice]:
