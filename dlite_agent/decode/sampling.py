@@ -84,8 +84,7 @@ def uniforms(seed: int, position: int, count: int) -> NDArray[np.float64]:
     Philox4x64 with the seed as key and the position as counter: one block of four words a position.
     """
     words = np.random.Philox(key=seed, counter=position).random_raw(4 * count)
-    numbers: NDArray[np.float64] = (words >> np.uint64(11)).reshape(count, 4) * 2.0**-53
-    return numbers
+    return (words >> np.uint64(11)).astype(np.float64).reshape(count, 4) * 2.0**-53
 
 
 def filtered(logits: Tensor, params: SamplingParams) -> Tensor:

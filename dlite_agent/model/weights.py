@@ -179,3 +179,23 @@ def linear_shapes(spec: ModelSpec) -> list[tuple[int, int]]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe(model: str) -> dict[str, str]:
+    """What `model info` shows of a target, and the precision that measures fastest here."""
+    folder = resolve(model)
+    spec = ModelSpec.from_folder(folder)
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision("auto", linear_shapes(spec), place)
+    weights = FolderWeights(folder)
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return {
+        "model": model,
+        "architecture": f"{spec.family}: {spec.num_layers} layers, hidden {spec.hidden_size}, {spec.num_heads} heads "
+        f"({spec.num_kv_heads} KV) of {spec.head_dim}, vocabulary {spec.vocab_size}",
+        "parameters": f"{spec.num_parameters / 1e6:.1f} M",
+        "stored": f"{stored / 2**20:.0f} MiB in {len(weights)} tensors",
+        "context": str(spec.max_positions),
+        "dtype here": f"{precision.name} (linears by {precision.kernel})",
+        "fingerprint": fingerprint(folder),
+    }

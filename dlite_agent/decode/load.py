@@ -1,0 +1,75 @@
+"""From names and options to a decoder that is ready to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlite_agent.decode.kv import KVPool
+from dlite_agent.decode.rounds import Decoder
+from dlite_agent.model.catalog import load_drafter
+from dlite_agent.model.target import WINDOW_SLACK
+from dlite_agent.model.weights import DEFAULT_TARGET, load_target, resolve
+
+DEFAULT_KV_BUDGET = 4 << 30
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A decoder and the tokenizer of its target."""
+
+    decoder: Decoder
+    tokenizer: Any
+    folder: Path
+
+
+def load_runtime(
+    *,
+    target: str = DEFAULT_TARGET,
+    drafter: str = "auto",
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    kv_budget: int = DEFAULT_KV_BUDGET,
+    context_limit: int | None = None,
+    anchor_group_size: int | None = None,
+) -> Runtime:
+    """Load target, drafter and tokenizer.
+
+    Args:
+        threads: CPU threads of torch; None leaves torch's own choice.
+        kv_budget: bytes that all sessions together may hold on the device.
+
+    Raises:
+        ModelError, CheckpointError: see `load_target` and `load_drafter`.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    folder = resolve(target)
+    model = load_target(target, dtype=dtype, device=device, context_limit=context_limit)
+    pool = KVPool(
+        model.spec,
+        dtype=model.dtype,
+        device=model.device,
+        budget_bytes=kv_budget,
+        max_positions=model.context_limit + WINDOW_SLACK,
+    )
+    decoder = Decoder(model, load_drafter(drafter, model, anchor_group_size=anchor_group_size), pool)
+    return Runtime(decoder, load_tokenizer(folder), folder)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer, with its chat template, through transformers."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def chat_ids(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+    """Token ids of a conversation rendered by the tokenizer's template, ready for the assistant to answer."""
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids

@@ -1,0 +1,55 @@
+"""Figures as tables for a terminal. Every speed-up stands beside its tau, T_AR, T_D, T_V, T_S, context and batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from dlite_agent.decode.figures import RunFigures
+
+
+def figures_table(figures: RunFigures) -> list[Table]:
+    """Phases of a run, and how often a round advanced by how much."""
+    summary = figures.summary()
+    phases = Table(title="phases", title_justify="left")
+    for column in ("phase", "seconds", "tokens", "ms per round"):
+        phases.add_column(column, justify="left" if column == "phase" else "right")
+    phases.add_row("prefill", f"{summary['prefill_seconds']:.3f}", str(summary["prefilled"]), "")
+    for name, part in (("draft", "draft"), ("verify", "verify"), ("commit", "rest")):
+        total = sum(getattr(step.seconds, part) for step in figures.rounds)
+        phases.add_row(f"decode: {name}", f"{total:.3f}", "", f"{1e3 * figures.median(part):.2f}")
+    emitted = sum(figures.advances)
+    phases.add_row("decode", f"{summary['decode_seconds']:.3f}", str(emitted), f"{1e3 * summary['t_round']:.2f}")
+    context = "-".join(str(n) for n in summary["context"])
+    advances = Table(
+        title=f"tau {summary['tau']:.2f} (mean advance), {summary['rounds']} rounds, context {context}, batch "
+        f"{summary['batch']}",
+        title_justify="left",
+    )
+    advances.add_column("advance", justify="right")
+    advances.add_column("rounds", justify="right")
+    advances.add_column("")
+    most = max(summary["advances"].values(), default=1)
+    for advance, count in summary["advances"].items():
+        advances.add_row(str(advance), str(count), "#" * round(30 * count / most))
+    return [phases, advances]
+
+
+def decode_bench_table(result: dict[str, Any]) -> Table:
+    """The result of `bench decode`."""
+    table = Table(title=f"AR against DLite, {result['prompts']} prompts, {result['dtype']}", title_justify="left")
+    spread = result["speedup_per_prompt"]
+    columns = {
+        "speed-up": f"{result['speedup']:.2f}x",
+        "per prompt": f"{spread['median']:.2f}x ({spread['min']:.2f}-{spread['max']:.2f})",
+        "tau": f"{result['tau']:.2f}",
+        **{name.upper(): f"{1e3 * result[name]:.1f} ms" for name in ("t_ar", "t_d", "t_v", "t_s")},
+        "context": "-".join(str(n) for n in result["context"]),
+        "batch": str(result["batch"]),
+        "same tokens": f"{result['same_tokens']}/{result['prompts']}",
+    }
+    for name in columns:
+        table.add_column(name, justify="right")
+    table.add_row(*columns.values())
+    return table
