@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,19 +15,23 @@ WINDOW_ROWS = 16
 
 
 class KV(Protocol):
-    """KV memory of one sequence, as attention sees it. `length` positions are filled."""
+    """KV memory of one sequence, as the executor sees it: `length` positions are filled."""
 
     @property
     def length(self) -> int: ...
+
+    def advance(self, count: int) -> None:
+        """`count` further positions have been written in every layer."""
+
+
+class ContiguousKV(KV, Protocol):
+    """KV whose positions lie side by side, as SDPA wants it."""
 
     def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
         """Store k and v [n, kv_heads, head_dim] at positions start.. of a layer. Space must have been reserved."""
 
     def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values [1, kv_heads, end, head_dim] of a layer, without a copy."""
-
-    def advance(self, count: int) -> None:
-        """`count` further positions have been written in every layer."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,16 @@ class Span:
     start: int
 
 
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [N, heads, head_dim], k and v [N, kv_heads, head_dim]) -> [N, heads * head_dim]; k and v are stored."""
+
+
+class Attention(Protocol):
+    """A backend: prepares what all layers of one forward share."""
+
+    def plan(self, spans: Sequence[Span], *, device: torch.device, dtype: torch.dtype) -> Attend: ...
+
+
 class SdpaAttention:
     """Causal attention, one SDPA call per sequence and layer, on KV that is contiguous in position."""
 
@@ -49,9 +63,21 @@ class SdpaAttention:
         self.head_dim = head_dim
         self.group = num_heads // num_kv_heads
 
-    def plan(self, spans: Sequence[Span], *, device: torch.device, dtype: torch.dtype) -> list[Tensor | None]:
-        """Additive masks, one per span, shared by all layers; None where every key may be seen."""
-        return [self._mask(span, device, dtype) for span in spans]
+    def plan(self, spans: Sequence[Span], *, device: torch.device, dtype: torch.dtype) -> Attend:
+        """Masks are made once per span and shared by all layers."""
+        masks = [self._mask(span, device, dtype) for span in spans]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            outputs = []
+            for span, mask in zip(spans, masks, strict=True):
+                kv = cast(ContiguousKV, span.kv)
+                rows = slice(span.first, span.first + span.count)
+                kv.write(layer, span.start, k[rows], v[rows])
+                keys, values = kv.read(layer, span.start + span.count)
+                outputs.append(self._attend(q[rows], keys, values, mask))
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+        return attend
 
     def _mask(self, span: Span, device: torch.device, dtype: torch.dtype) -> Tensor | None:
         if span.count == 1:
@@ -65,18 +91,6 @@ class SdpaAttention:
         if span.count > WINDOW_ROWS:
             return mask
         return mask.repeat(self.group, 1)
-
-    def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spans: Sequence[Span], masks: list[Tensor | None]
-    ) -> Tensor:
-        """Write k and v [N, kv_heads, head_dim], attend with q [N, heads, head_dim]; returns [N, heads * head_dim]."""
-        outputs = []
-        for span, mask in zip(spans, masks, strict=True):
-            rows = slice(span.first, span.first + span.count)
-            span.kv.write(layer, span.start, k[rows], v[rows])
-            keys, values = span.kv.read(layer, span.start + span.count)
-            outputs.append(self._attend(q[rows], keys, values, mask))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         count = q.shape[0]

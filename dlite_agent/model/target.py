@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlite_agent.errors import ModelError
-from dlite_agent.model.attention import KV, SdpaAttention, Span
+from dlite_agent.model.attention import KV, Attend, Attention, SdpaAttention, Span
 from dlite_agent.model.linear import Matmul, Precision
 from dlite_agent.model.rope import RotaryTable, rotate
 from dlite_agent.model.spec import ModelSpec
@@ -76,7 +76,7 @@ class Target:
         self.dtype = precision.dtype
         self.fingerprint = fingerprint
         self.context_limit = context_limit
-        self.attention = SdpaAttention(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self.attention: Attention = SdpaAttention(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._rotary = RotaryTable(spec.rope, spec.head_dim, size=self.max_positions, device=device, dtype=self.dtype)
         self._weights = weights
         self.embedding = self._tensor("model.embed_tokens.weight")
@@ -148,7 +148,8 @@ class Target:
         positions = torch.cat(
             [torch.arange(s.start, s.start + s.count, device=self.device, dtype=torch.int64) for s in spans]
         )
-        hidden, tapped = self._decoder(ids, positions, spans, tap_layers, tap_rows)
+        attend = self.attention.plan(spans, device=self.device, dtype=self.dtype)
+        hidden, tapped = self._decoder(ids, positions, attend, tap_layers, tap_rows)
         for span in spans:
             span.kv.advance(span.count)
         logits = self._head(hidden if logit_rows is None else hidden[logit_rows])
@@ -156,12 +157,11 @@ class Target:
         return Forward(logits, torch.stack(tapped, dim=1) if tapped else hidden.new_empty(shape))
 
     def _decoder(
-        self, ids: Tensor, positions: Tensor, spans: list[Span], tap_layers: Sequence[int], tap_rows: Tensor | None
+        self, ids: Tensor, positions: Tensor, attend: Attend, tap_layers: Sequence[int], tap_rows: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         spec = self.spec
         q_heads, kv_heads = spec.num_heads, spec.num_kv_heads
         cos, sin = self._rotary.at(positions)
-        masks = self.attention.plan(spans, device=self.device, dtype=self.dtype)
         x = self.embedding[ids]
         last = spec.num_layers - 1
         tapped: list[Tensor] = []
@@ -173,7 +173,7 @@ class Target:
                     (self._norm(qk[:, :q_heads], layer.q_norm), self._norm(qk[:, q_heads:], layer.k_norm)), dim=1
                 )
             qk = rotate(qk, cos, sin)
-            x = x + layer.o(self.attention(i, qk[:, :q_heads], qk[:, q_heads:], v, spans, masks))
+            x = x + layer.o(attend(i, qk[:, :q_heads], qk[:, q_heads:], v))
             gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate) * up)
             if i in tap_layers and i != last:
