@@ -374,10 +374,11 @@ def _partition(events: Iterable[Event], axis: _Axis, timeline: Timeline) -> list
 
 
 def _without_slivers(slices: Iterable[Slice]) -> list[Slice]:
-    """Gaps too short for the clocks' rounding to mean anything go to the slice before them."""
+    """What rounding left between rounds, too short to mean anything, goes to the slice before it."""
     kept: list[Slice] = []
     for piece in slices:
-        if kept and piece.inferred and piece.end - piece.start < _RESOLUTION:
+        measured = piece.part is not None or piece.phase == "mask"
+        if kept and not measured and piece.end - piece.start < _RESOLUTION:
             kept[-1] = kept[-1]._replace(end=piece.end)
         else:
             kept.append(piece)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.trace.events import (
     KINDS,
+    AnyEvent,
     ClientIdle,
     Foreign,
     Mask,
@@ -23,7 +24,7 @@ from dlite_agent.trace.events import (
 )
 from tests.trace import sample
 
-_MORE = [
+_MORE: list[AnyEvent] = [
     sample.calibration(),
     Mask(segment="g", t=1.0, end=2.0, session="s", turn=0, at=[0.0, 0.5], seconds=[0.1, 0.2]),
     Model(segment="g", t=1.0, end=2.0, session="s", turn=0, inferred=True),
@@ -34,7 +35,7 @@ _MORE = [
 
 
 def test_every_kind_survives_json() -> None:
-    written = [*sample.events(), *_MORE]
+    written: list[AnyEvent] = [*sample.events(), *_MORE]
     back = [parse(json.loads(json.dumps(dump(event)))) for event in written]
     assert back == written
     assert {event.kind for event in written if not isinstance(event, Unknown)} == KINDS

@@ -60,7 +60,14 @@ def loads(document: Document) -> Log:
     name = detect(document)
     if name == OWN:
         return parse_lines(document.data)
-    return Log(_IMPORTERS[name].load(document), name, problems=list(document.problems))
+    try:
+        events = _IMPORTERS[name].load(document)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        # Foreign files follow no schema we could check first, so any odd shape ends here.
+        raise InvalidRequest(
+            f"The file looks like {name} but does not have its shape ({error}); correct or re-export it.", param="path"
+        ) from error
+    return Log(events, name, problems=list(document.problems))
 
 
 def convert(path: Path, to: str, out: Path, *, session: str | None = None) -> Log:

@@ -72,17 +72,21 @@ class Document:
 def unix_seconds(value: Any, field_name: str = "timestamp") -> float:
     """Unix seconds of an ISO 8601 text or of milliseconds as a number. Raises InvalidRequest otherwise.
 
-    A text without a zone is taken as UTC.
+    A text without a zone is taken as UTC; years must lie between 1970 and 5138.
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value / 1000.0
     try:
-        moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError) as error:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            seconds = value / 1000.0
+        else:
+            moment = datetime.fromisoformat(value)
+            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        seconds = -1.0
+    if not 0.0 <= seconds < 1e11:
         raise InvalidRequest(
             f"{field_name} {value!r} is neither an ISO 8601 time nor milliseconds; correct the file.", param=field_name
-        ) from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        )
+    return seconds
 
 
 def iso_time(seconds: float) -> str:

@@ -31,7 +31,8 @@ def load(document: Document) -> list[AnyEvent]:
     messages = [message for message in whole["messages"] if isinstance(message, dict)]
     stamps = [_stamp(message) for message in messages]
     known = [stamp for stamp in stamps if stamp is not None]
-    wall = min(known, default=0.0)
+    begun = (message.get("created_at") for message in messages)
+    wall = min([*known, *(float(at) for at in begun if isinstance(at, (int, float)))], default=0.0)
     builder = Builder(NAME, "wall" if known else "none", wall)
     session = Conversation(builder, str(whole.get("instance_id") or "trajectory"), _model_name(whole))
     coarse = not any("timestamp" in _extra(message) for message in messages)
