@@ -6,6 +6,7 @@ folder for a symlink between check and use changes nothing (the idea of openat2'
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -97,10 +98,16 @@ class Contained:
             file.truncate(0)
             file.write(content)
 
-    def _walk(self, path: str | Path) -> _Place:
-        place = _Place([("", os.open(self.root, _FOLDER))])
+    def remove(self, path: str | Path) -> None:
+        """Delete a file, or a link itself; one that does not exist is no error."""
+        with self._walk(path, follow_last=False) as place, contextlib.suppress(FileNotFoundError):
+            os.unlink(place.leaf, dir_fd=place.folder)
+
+    def _walk(self, path: str | Path, follow_last: bool = True) -> _Place:
+        place = _Place([])
         try:
-            self._descend(place, path)
+            place.entered.append(("", os.open(self.root, _FOLDER)))
+            self._descend(place, path, follow_last)
         except OSError as error:
             place.__exit__()
             raise InvalidRequest(f"{path} cannot be reached: {error.strerror}.", param="path") from error
@@ -109,7 +116,7 @@ class Contained:
             raise
         return place
 
-    def _descend(self, place: _Place, path: str | Path) -> None:
+    def _descend(self, place: _Place, path: str | Path, follow_last: bool) -> None:
         pending = self._parts(Path(path), path)
         links = 0
         while pending:
@@ -119,7 +126,7 @@ class Contained:
                     raise PathEscape(f"{path} leaves {self.root}; stay below it.", param="path")
                 place.leave()
                 continue
-            link = _link(name, place.folder)
+            link = _link(name, place.folder) if pending or follow_last else None
             if link is not None:
                 links += 1
                 if links > MAX_LINKS:

@@ -56,6 +56,7 @@ class SandboxResult:
         elided: bytes left out of `output`; all of it, up to the spool limit, is then in `full_output`.
         started, ended: monotonic seconds of this process.
         setup_seconds: the part of that before the command began, or None if it never did.
+        note: a sentence for the model if we ended the command, else empty.
     """
 
     level: Level
@@ -67,6 +68,7 @@ class SandboxResult:
     started: float
     ended: float
     setup_seconds: float | None
+    note: str
 
 
 class Command:
@@ -117,6 +119,7 @@ class Command:
             started=started,
             ended=ended,
             setup_seconds=None if self._ready_at is None else self._ready_at - started,
+            note=self._note(),
         )
 
     def _start(self, view: View, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -223,6 +226,17 @@ class Command:
         if self._reason is Reason.EXIT:
             self._reason = reason
             self._kill(process)
+
+    def _note(self) -> str:
+        limits = self._limits
+        why = {
+            Reason.NO_OUTPUT: f"it printed nothing for {limits.no_output_seconds:g} s",
+            Reason.HARD_LIMIT: f"it ran for more than {limits.hard_seconds:g} s",
+            Reason.MEMORY: f"it used more than {limits.memory_bytes} bytes of memory",
+            Reason.PROCESSES: f"it ran more than {limits.processes} processes",
+            Reason.OUTPUT: f"it printed more than {limits.spool_bytes} bytes",
+        }.get(self._reason)
+        return f"The command was ended because {why}." if why else ""
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if self._init is not None:
