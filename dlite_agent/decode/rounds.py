@@ -11,18 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dlite_agent.decode.kv import KVPool
 from dlite_agent.decode.sampling import DRAFT, Sampler, SamplingParams, Window, draw, filtered, verify
-from dlite_agent.decode.state import DecodeState, Mode, Turn
+from dlite_agent.decode.state import DecodeState, Mode, TokenScore, Turn
 from dlite_agent.decode.text import TextStream
 from dlite_agent.decode.timing import PartSeconds, StepClock
 from dlite_agent.errors import ContextOverflow, InvalidRequest
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.target import Rows, Target
+
+if TYPE_CHECKING:
+    from dlite_agent.decode.grammar import Matcher
 
 PREFILL_CHUNK = 512
 
@@ -109,8 +113,17 @@ class Decoder:
         verify_window: int | None = None,
         text: TextStream | None = None,
         ignore_eos: bool = False,
+        matcher: Matcher | None = None,
+        top_scores: int | None = None,
+        headroom: int | None = None,
     ) -> Turn:
-        """Start a turn: append ids (there may be none) and reserve KV for the whole of it.
+        """Start a turn: append ids (there may be none) and reserve KV.
+
+        Args:
+            matcher: holds the answer to a grammar, drafts included.
+            top_scores: see `Turn`.
+            headroom: positions to reserve behind the prompt, where the caller reserves more as the answer grows;
+                None for all of `max_new_tokens`.
 
         Raises:
             InvalidRequest: an argument cannot be honoured.
@@ -136,12 +149,14 @@ class Decoder:
                 param="messages",
             )
         device = self.target.device
-        sampler = Sampler(params, prompt=[*state.ids, *new_ids], vocab_size=spec.vocab_size, device=device)
-        state.kv.reserve(min(length + max_new_tokens, limit) + window)
+        prompt = [*state.ids, *new_ids]
+        sampler = Sampler(params, prompt=prompt, vocab_size=spec.vocab_size, device=device, matcher=matcher)
+        ahead = max_new_tokens if headroom is None else min(headroom, max_new_tokens)
+        state.kv.reserve(min(length + ahead, limit) + window)
         resumed = not new_ids and len(state.pending) == 1 and state.features is not None
         state.ids += new_ids
         eos = frozenset() if ignore_eos else frozenset(spec.eos_ids)
-        return Turn(state, sampler, mode, max_new_tokens, window, limit, eos, text, resumed)
+        return Turn(state, sampler, mode, max_new_tokens, window, limit, eos, text, resumed, top_scores)
 
     def finish(self, turn: Turn) -> None:
         """Keep what a resume needs, and give back what the turn had reserved beyond it."""
@@ -213,15 +228,25 @@ class Decoder:
         sampled = [i for i, turn in enumerate(turns) if turn.sampler.drafts_sampled]
         numbers = [turns[i].sampler.numbers(len(turns[i].state.ids), max(lengths), DRAFT) for i in sampled]
         q: list[list[Tensor]] = [[] for _ in turns]
+        paths = [(i, _Path(turn.sampler.matcher)) for i, turn in enumerate(turns) if turn.sampler.matcher is not None]
+        vocab = self.drafter.draft_vocab_ids
 
         def choose(step: int, logits: Tensor) -> Tensor:
+            for i, path in paths:
+                logits[i] = path.masked(logits[i], vocab)
             picked = logits.argmax(-1)
             for i, uniform in zip(sampled, numbers, strict=True):
                 q[i].append(filtered(logits[i : i + 1], turns[i].sampler.params))
                 picked[i : i + 1] = draw(q[i][-1], uniform[step : step + 1])
+            for i, path in paths:
+                path.follow(int(picked[i] if vocab is None else vocab[picked[i]]))
             return picked
 
-        drafts = self.drafter.draft(features, tokens, target.embedding, max(lengths), choose)
+        try:
+            drafts = self.drafter.draft(features, tokens, target.embedding, max(lengths), choose)
+        finally:
+            for _, path in paths:
+                path.leave()
         return {
             id(turn): Proposal(drafts[i, :length], self._full_vocabulary(q[i][:length]))
             for i, (turn, length) in enumerate(zip(turns, lengths, strict=True))
@@ -295,7 +320,9 @@ class Decoder:
         for turn, _ in deciding:
             proposal = proposals.get(id(turn), none)
             windows.append(Window(turn.sampler, len(turn.state.ids), proposal.ids, proposal.q))
-        emitted = dict(zip((id(turn) for turn, _ in deciding), verify(windows, logits), strict=True)) if windows else {}
+        keys = [id(turn) for turn, _ in deciding]
+        emitted = dict(zip(keys, verify(windows, logits), strict=True)) if windows else {}
+        decided = dict(zip(keys, torch.split(logits, [rows.shape[0] for _, rows in deciding]), strict=True))
         advances = []
         for turn, ids, rows in zip(turns, inputs, taps, strict=True):
             tokens, state = emitted.get(id(turn)), turn.state
@@ -304,6 +331,8 @@ class Decoder:
                 advances.append(0)
                 continue
             taken = turn.emit(tokens)
+            if turn.top_scores is not None:
+                turn.scores += _scores(decided[id(turn)][:taken], tokens[:taken], turn.top_scores)
             if id(turn) in proposals:
                 state.kv.truncate(state.boundary - ids.shape[0] + taken)
                 state.features = rows[taken - 1].clone()
@@ -312,3 +341,40 @@ class Decoder:
                 state.keep()
             advances.append(taken)
         return advances
+
+
+class _Path:
+    """A draft's way through a grammar, one step at a time; `leave` goes back to where it began."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._depth = 0
+        self._inside = True
+
+    def masked(self, logits: Tensor, vocab: Tensor | None) -> Tensor:
+        """Logits [head_vocab] without refused tokens; as they are where the head knows no allowed one."""
+        if not self._inside:
+            return logits
+        refused = torch.zeros((1, self._matcher.vocab_size), dtype=torch.float32, device=logits.device)
+        self._matcher.mask(refused)
+        allowed = logits + (refused[0] if vocab is None else refused[0, vocab])
+        return allowed if bool(torch.isfinite(allowed).any()) else logits
+
+    def follow(self, token: int) -> None:
+        self._inside = self._inside and self._matcher.push(token)
+        self._depth += self._inside
+
+    def leave(self) -> None:
+        self._matcher.pop(self._depth)
+
+
+def _scores(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
+    """Scores of tokens decided from logits [n, V]."""
+    logprobs = logits.float().log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    best = logprobs.topk(top, dim=-1) if top else None
+    values, ids = (best.values.tolist(), best.indices.tolist()) if best is not None else ([[]] * len(tokens),) * 2
+    return [
+        TokenScore(token, logprob, tuple(zip(ids[i], values[i], strict=True)))
+        for i, (token, logprob) in enumerate(zip(tokens, chosen, strict=True))
+    ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlite_agent.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from dlite_agent.decode.grammar import Matcher
 
 Verification = Literal["match", "rejection"]
 DRAFT, ACCEPT, EMIT = 0, 1, 2
@@ -122,12 +125,22 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 class Sampler:
-    """Chooses tokens for one request. Holds its seed and, where penalties need them, its token counts."""
+    """Chooses tokens for one request. Holds its seed and, where they are needed, its token counts and its place in a
+    grammar."""
 
-    def __init__(self, params: SamplingParams, *, prompt: Sequence[int], vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        matcher: Matcher | None = None,
+    ) -> None:
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(63))
         self.params = params
+        self.matcher = matcher
         self.device = device
         self._bias: tuple[Tensor, Tensor] | None = None
         if params.logit_bias:
@@ -148,12 +161,19 @@ class Sampler:
         return self.params.seed
 
     @property
+    def plain_greedy(self) -> bool:
+        """Whether the argmax of the target's bare logits is the answer."""
+        return self.params.plain_greedy and self.matcher is None
+
+    @property
     def drafts_sampled(self) -> bool:
         """Whether drafts are drawn from the drafter's distribution q (else they are its argmax)."""
         return self.params.verification == "rejection" and self.params.temperature > 0
 
     def commit(self, ids: Sequence[int]) -> None:
         """Count tokens that have been emitted."""
+        if self.matcher is not None:
+            self.matcher.commit(ids)
         if self.params.penalised and ids:
             added = torch.tensor(list(ids), dtype=torch.int64, device=self.device)
             self._counts.index_add_(0, added, torch.ones_like(added, dtype=torch.float32))
@@ -198,6 +218,9 @@ class Sampler:
             from the normalised max(p - q, 0) in its place (Leviathan et al., arXiv 2211.17192).
         """
         logits = self.adjusted(logits, drafts)
+        if self.matcher is not None:
+            logits = logits.clone()
+            self.matcher.mask(logits, drafts.tolist())
         if self.params.temperature == 0:
             return logits.argmax(-1)
         p = filtered(logits, self.params)
@@ -234,12 +257,12 @@ def verify(windows: Sequence[Window], logits: Tensor) -> list[list[int]]:
 
     The one host synchronisation of a round is here.
     """
-    greedy = logits.argmax(-1) if any(window.sampler.params.plain_greedy for window in windows) else None
+    greedy = logits.argmax(-1) if any(window.sampler.plain_greedy for window in windows) else None
     choices, first = [], 0
     for window in windows:
         rows = slice(first, first + window.drafts.shape[0] + 1)
         first = rows.stop
-        if greedy is not None and window.sampler.params.plain_greedy:
+        if greedy is not None and window.sampler.plain_greedy:
             choices.append(greedy[rows])
         else:
             choices.append(window.sampler.choices(logits[rows], window.drafts, window.q, window.position))

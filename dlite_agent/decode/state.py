@@ -64,6 +64,15 @@ class DecodeState:
         return DecodeState(self.kv.fork(), list(self.ids), self.features, dict(self.kept))
 
 
+@dataclass(frozen=True)
+class TokenScore:
+    """Log-probability of an emitted token under the target's bare logits, and the most likely tokens beside it."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass
 class Turn:
     """One request being decoded on a session.
@@ -71,6 +80,7 @@ class Turn:
     Attributes:
         verify_window: rows of a verify pass, anchor included; it shortens the draft as well.
         limit: ids the session may hold.
+        top_scores: how many of the most likely tokens `scores` lists for each emitted one; None for no scores at all.
         generated: ids emitted so far; `finish` says why the turn has ended, once it has.
     """
 
@@ -83,13 +93,18 @@ class Turn:
     eos_ids: frozenset[int]
     text: TextStream | None
     resumed: bool
+    top_scores: int | None = None
+    scores: list[TokenScore] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
 
     @property
     def decoding(self) -> bool:
-        """Whether an anchor is decided, so that the next step is a round and not a prompt chunk."""
-        return bool(self.generated) or self.resumed
+        """Whether the next step is a round and not a prompt chunk: an anchor is decided and all before it is in KV.
+
+        A turn that has lost its KV (a pre-emption) runs its own ids again as a prompt first.
+        """
+        return (bool(self.generated) or self.resumed) and len(self.state.ids) - self.state.boundary == 1
 
     def draft_length(self, proposal_length: int) -> int:
         """Drafts worth making in the next round: none beyond what may still be emitted after them."""
