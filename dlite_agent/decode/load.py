@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from dlite_agent.decode.kv import KVPool
+from dlite_agent.decode.paged_kv import PagedKVPool
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.model.catalog import load_drafter
-from dlite_agent.model.target import WINDOW_SLACK
+from dlite_agent.model.drafter import Drafter
+from dlite_agent.model.flash import FlashAttention, load_flash
+from dlite_agent.model.target import Target
 from dlite_agent.model.weights import DEFAULT_TARGET, load_target, resolve
 
 DEFAULT_KV_BUDGET = 4 << 30
@@ -50,15 +53,26 @@ def load_runtime(
         torch.set_num_threads(threads)
     folder = resolve(target)
     model = load_target(target, dtype=dtype, device=device, context_limit=context_limit)
-    pool = KVPool(
-        model.spec,
-        dtype=model.dtype,
-        device=model.device,
-        budget_bytes=kv_budget,
-        max_positions=model.context_limit + WINDOW_SLACK,
-    )
-    decoder = Decoder(model, load_drafter(drafter, model, anchor_group_size=anchor_group_size), pool)
+    decoder = make_decoder(model, load_drafter(drafter, model, anchor_group_size=anchor_group_size), kv_budget)
     return Runtime(decoder, load_tokenizer(folder), folder)
+
+
+def make_decoder(target: Target, drafter: Drafter | None, kv_budget: int) -> Decoder:
+    """A decoder with the KV layout of the best attention backend there is: flash-attn's pages, else contiguous."""
+    flash = load_flash() if target.device.type == "cuda" and target.dtype == torch.bfloat16 else None
+    layout = KVPool if flash is None else PagedKVPool
+    pool = layout(
+        target.spec,
+        dtype=target.dtype,
+        device=target.device,
+        budget_bytes=kv_budget,
+        max_positions=target.max_positions,
+    )
+    decoder = Decoder(target, drafter, pool)
+    if isinstance(pool, PagedKVPool):
+        target.attention = FlashAttention(flash)
+        target.use_graphs(target.attention, pool.store, scratch_page=pool.scratch_page, tap_layers=decoder.taps)
+    return decoder
 
 
 def load_tokenizer(folder: Path) -> Any:

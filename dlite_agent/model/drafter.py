@@ -165,6 +165,7 @@ class Drafter(nn.Module):
     """A DLite drafter for one target; parameters carry the official names."""
 
     draft_vocab_ids: Tensor | None
+    tap_ids: Tensor
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -176,6 +177,7 @@ class Drafter(nn.Module):
         self.sequential_head = SequentialHead(config)
         vocab = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size)
         self.register_buffer("draft_vocab_ids", vocab)
+        self.register_buffer("tap_ids", torch.tensor(config.target_layer_ids), persistent=False)
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
 
     def pack(self, precision: Precision, device: torch.device) -> None:
@@ -198,8 +200,7 @@ class Drafter(nn.Module):
             embedding: the target's embedding table [V, H].
         """
         config = self.config
-        taps = torch.tensor(config.target_layer_ids, device=features.device)
-        context = self.context_norm(features + self.layer_depth_embedding(taps))
+        context = self.context_norm(features + self.layer_depth_embedding(self.tap_ids))
         placeholders = embedding[config.mask_token_id].expand(features.shape[0], config.proposal_length, -1)
         x = torch.cat((embedding[tokens], placeholders), dim=1).to(features.dtype)
         cos, sin = self._local_angles(tokens.shape[1], x)

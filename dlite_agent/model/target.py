@@ -16,6 +16,8 @@ from torch import Tensor
 
 from dlite_agent.errors import ModelError
 from dlite_agent.model.attention import KV, Attend, Attention, SdpaAttention, Span
+from dlite_agent.model.flash import PAGE, FlashAttention, PagedPlan
+from dlite_agent.model.graphs import DecodeGraphs
 from dlite_agent.model.linear import Matmul, Precision
 from dlite_agent.model.rope import RotaryTable, rotate
 from dlite_agent.model.spec import ModelSpec
@@ -77,6 +79,7 @@ class Target:
         self.fingerprint = fingerprint
         self.context_limit = context_limit
         self.attention: Attention = SdpaAttention(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._graphs: DecodeGraphs | None = None
         self._rotary = RotaryTable(spec.rope, spec.head_dim, size=self.max_positions, device=device, dtype=self.dtype)
         self._weights = weights
         self.embedding = self._tensor("model.embed_tokens.weight")
@@ -148,10 +151,35 @@ class Target:
         positions = torch.cat(
             [torch.arange(s.start, s.start + s.count, device=self.device, dtype=torch.int64) for s in spans]
         )
-        attend = self.attention.plan(spans, device=self.device, dtype=self.dtype)
-        hidden, tapped = self._decoder(ids, positions, attend, tap_layers, tap_rows)
+        if self._graphs is not None and logit_rows is None and tap_rows is None and self._graphs.fits(spans):
+            out = Forward(*self._graphs.run(spans, ids))
+        else:
+            attend = self.attention.plan(spans, device=self.device, dtype=self.dtype)
+            out = self._run(ids, positions, attend, logit_rows, tap_layers, tap_rows)
         for span in spans:
             span.kv.advance(span.count)
+        return out
+
+    def use_graphs(self, flash: FlashAttention, store: Tensor, *, scratch_page: int, tap_layers: Sequence[int]) -> None:
+        """Replay CUDA graphs for decode shapes from now on; every forward must then ask for these taps."""
+
+        def body(ids: Tensor, positions: Tensor, plan: PagedPlan) -> tuple[Tensor, ...]:
+            out = self._run(ids, positions, flash.attend(store, plan), None, tap_layers, None)
+            return out.logits, out.taps
+
+        pages = -(-self.max_positions // PAGE)
+        self._graphs = DecodeGraphs(body, device=self.device, scratch_page=scratch_page, max_pages=pages)
+
+    def _run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        logit_rows: Tensor | None,
+        tap_layers: Sequence[int],
+        tap_rows: Tensor | None,
+    ) -> Forward:
+        hidden, tapped = self._decoder(ids, positions, attend, tap_layers, tap_rows)
         logits = self._head(hidden if logit_rows is None else hidden[logit_rows])
         shape = (0, 0, self.spec.hidden_size)
         return Forward(logits, torch.stack(tapped, dim=1) if tapped else hidden.new_empty(shape))
