@@ -1,0 +1,114 @@
+"""One training run as a frozen tree, read from TOML; unknown keys are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlite_agent.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The drafter: depth, taps S, rank r, G, block size K + 1, rows of the draft vocabulary (0: the target's own)."""
+
+    depth: int = 2
+    taps: int = 8
+    rank: int = 256
+    anchor_group_size: int = 1
+    block_size: int = 8
+    draft_vocab: int = 16384
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Weights of CE and L1, and gamma of the position decay exp(-k / gamma)."""
+
+    ce: float = 0.1
+    l1: float = 1.0
+    gamma: float = 4.0
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW without weight decay: peak rate, warm-up steps, final rate as a share of the peak, clipping norm."""
+
+    lr: float = 1e-3
+    warmup: int = 100
+    final: float = 0.02
+    clip: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run: `cache` is the training cache, `held_out` another one to evaluate on; sizes count anchors."""
+
+    target: str
+    cache: str
+    held_out: str = ""
+    init: str = ""
+    mask_token_id: int = -1
+    steps: int = 2000
+    batch: int = 256
+    generated_share: float = 0.65
+    seed: int = 0
+    threads: int = 0
+    refresh_steps: int = 0
+    evaluate_steps: int = 500
+    checkpoint_minutes: float = 5.0
+    shape: Shape = field(default_factory=Shape)
+    loss: Loss = field(default_factory=Loss)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+    def __post_init__(self) -> None:
+        positive = {"steps": self.steps, "batch": self.batch, "lr": self.optimizer.lr, "gamma": self.loss.gamma}
+        for name, value in positive.items():
+            if not value > 0:
+                raise InvalidRequest(f"{name} must be positive, not {value}", param=name)
+        if not 0 <= self.generated_share <= 1:
+            raise InvalidRequest(
+                f"generated_share is a share of 0..1, not {self.generated_share}", param="generated_share"
+            )
+
+
+def read_settings(path: Path) -> Settings:
+    """Settings of a TOML file.
+
+    Raises:
+        InvalidRequest: the file is unreadable, a key is unknown or missing, or a value is of the wrong type.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{path} is not readable TOML: {error}", param="config") from error
+    settings = _build(Settings, table, "")
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def _build(cls: Any, table: dict[str, Any], at: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in fields:
+            known = ", ".join(fields)
+            raise InvalidRequest(f"unknown key {at}{key}; known are {known}", param=f"{at}{key}")
+        default = fields[key].default_factory
+        if default is not dataclasses.MISSING:
+            if not isinstance(value, dict):
+                raise InvalidRequest(f"{at}{key} must be a table", param=f"{at}{key}")
+            values[key] = _build(default, value, f"{key}.")
+            continue
+        kind: Any = {"str": str, "int": int, "float": (int, float)}[str(fields[key].type)]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InvalidRequest(f"{at}{key} must be of type {fields[key].type}, not {value!r}", param=f"{at}{key}")
+        values[key] = value
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise InvalidRequest(f"the settings lack a key: {error}", param="config") from error

@@ -1,0 +1,123 @@
+"""Where training starts: a drafter whose head already knows the target's bigrams, and whose context is centred.
+
+The head's output is the best low-rank factor of the target's LM head under the statistics of its final hidden states;
+the head's token embedding is the mean final state after each token, in that factor's basis. A fresh drafter therefore
+begins as a bigram model of the target instead of noise, at no training cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dlite_agent.model.drafter import Drafter
+from dlite_agent.train.store import Shard
+
+SAMPLE = 60_000
+"""Tokens whose states are read for the statistics."""
+KEPT_STATE = 0.25
+"""Share of the old state that the head's recurrence keeps at first."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Moments of the cached taps: `mean` and `rms` (about the mean) [S, H]; final states [n, H] and their ids [n]."""
+
+    mean: Tensor
+    spread: Tensor
+    final: Tensor
+    ids: Tensor
+
+
+def statistics(shards: Sequence[Shard]) -> Statistics:
+    """Read about SAMPLE tokens of the caches, whole shards in order."""
+    taps, ids, read = [], [], 0
+    for shard in shards:
+        taps.append(torch.from_numpy(shard.taps[:].copy()).view(torch.bfloat16))
+        ids.append(torch.from_numpy(shard.ids[:].astype("int64")))
+        read += len(shard)
+        if read >= SAMPLE:
+            break
+    joined = torch.cat(taps)
+    mean, spread = [], []
+    for layer in range(joined.shape[1]):
+        x = joined[:, layer].float()
+        # A sequence's first token has states hundreds of times larger in a few channels: medians are not moved by it.
+        centre = x[:: max(len(x) // 8192, 1)].median(dim=0).values
+        mean.append(centre)
+        spread.append((x - centre).abs().median(dim=0).values * 1.48)
+    return Statistics(torch.stack(mean), torch.stack(spread), joined[:, -1].float(), torch.cat(ids))
+
+
+def draft_vocabulary(shards: Sequence[Shard], size: int, vocab_size: int, special: Sequence[int]) -> Tensor:
+    """The `size` ids that the target chose or the corpus holds most often, and all special ids; ascending."""
+    counts = torch.zeros(vocab_size, dtype=torch.float64)
+    for shard in shards:
+        for ids in (shard.ids[:], shard.top_ids[:, 0]):
+            counts += torch.bincount(torch.from_numpy(ids.astype("int64")), minlength=vocab_size)
+    counts += torch.linspace(0.5, 0, vocab_size, dtype=torch.float64)  # unseen ids: low ones are the commoner merges
+    counts[list(special)] = float("inf")
+    return counts.topk(size).indices.sort().values
+
+
+def low_rank(head: Tensor, states: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors [V, r] and [r, H] that best give the logits of `head` [V, H] on `states` [n, H], up to a shift."""
+    centred = head.double() - head.double().mean(dim=0)
+    moment = states.double().T @ states.double() / len(states)
+    values, vectors = torch.linalg.eigh(moment + 1e-6 * moment.trace() / len(moment) * torch.eye(len(moment)))
+    root = vectors * values.sqrt() @ vectors.T
+    inverse = vectors / values.sqrt() @ vectors.T
+    directions = torch.linalg.eigh(root @ (centred.T @ centred) @ root).eigenvectors[:, -rank:]
+    return (centred @ root @ directions).float(), (directions.T @ inverse).float()
+
+
+def mean_next_state(embedding: Tensor, ids: Tensor, states: Tensor, *, strength: float = 4.0) -> Tensor:
+    """Expected final state [V, H] after each token: seen tokens by their mean, shrunk to a linear fit on embeddings."""
+    vocab, width = embedding.shape
+    x = torch.cat((embedding[ids], torch.ones(len(ids), 1)), dim=1).double()
+    gram = x.T @ x + 1e-3 * len(ids) / vocab * torch.eye(width + 1, dtype=torch.float64)
+    fit = torch.linalg.solve(gram, x.T @ states.double()).float()
+    fitted = embedding @ fit[:-1] + fit[-1]
+    count = torch.bincount(ids, minlength=vocab).unsqueeze(1)
+    total = torch.zeros(vocab, width).index_add_(0, ids, states)
+    mean: Tensor = (total + strength * fitted) / (count + strength)
+    return mean
+
+
+@torch.no_grad()
+def initialise(drafter: Drafter, stats: Statistics, embedding: Tensor, lm_head: Tensor, *, seed: int) -> None:
+    """Set a fresh drafter's weights as the module says. `drafter.draft_vocab_ids` must be set already."""
+    rng = torch.Generator().manual_seed(seed)
+    config, head = drafter.config, drafter.sequential_head
+    rank = config.rank
+    for name, parameter in drafter.named_parameters():
+        if parameter.ndim == 2:
+            damping = 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            parameter.copy_(torch.randn(parameter.shape, generator=rng) * damping * parameter.shape[1] ** -0.5)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    taps = list(config.target_layer_ids)
+    noise = torch.randn(len(taps), config.hidden_size, generator=rng) * stats.spread.mean(dim=1, keepdim=True)
+    drafter.layer_depth_embedding.weight.zero_()
+    drafter.layer_depth_embedding.weight[taps] = 0.5 * noise - stats.mean
+    shape = (stats.spread / stats.spread.pow(2).mean(dim=1, keepdim=True).sqrt()).mean(dim=0)
+    drafter.context_norm.weight.copy_((1 / shape.clamp(min=0.05)).clamp(max=4))
+    drafter.norm.weight.copy_(stats.final.pow(2).mean(dim=0).sqrt())
+
+    factor, basis = low_rank(lm_head, stats.final, rank)
+    vocab = drafter.draft_vocab_ids
+    head.output_proj.weight.copy_(factor if vocab is None else factor[vocab])
+    after = mean_next_state(embedding, stats.ids, stats.final) @ basis.T
+    scale = 0.5 / after.std()
+    head.prev_token_embedding.weight.copy_((after - after.mean(dim=0)) * scale)
+    eye = torch.eye(rank)
+    head.state_proj.weight.copy_(torch.randn(head.state_proj.weight.shape, generator=rng) * 0.02)
+    head.state_proj.weight[rank:, rank:] += eye
+    head.state_proj.bias[:rank] = torch.logit(torch.tensor(KEPT_STATE))
+    placeholder = drafter.norm(embedding[config.mask_token_id])
+    head.state_hidden_mlp.weight[:, :rank] = eye / scale / (1 - KEPT_STATE)
+    head.state_hidden_mlp.weight[:, rank:] = basis
+    head.state_hidden_mlp.bias.copy_(after.mean(dim=0) - basis @ placeholder)
