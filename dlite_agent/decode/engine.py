@@ -1,0 +1,547 @@
+"""The one thread that owns the device.
+
+Others talk to it through messages, each request through its own reply function; an exception travels as a reply. The
+thread keeps one `DecodeState` a session as a cache of what the session's ids were worth: a request brings its whole
+prompt, the engine finds how much of it the state holds, and runs the rest. States that nobody runs are dropped, the
+longest unused first, whenever a running turn needs their memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from dlite_agent.config import SchedulerSettings
+from dlite_agent.decode.jobs import (
+    Failed,
+    Finished,
+    Generation,
+    Job,
+    Piece,
+    Prefilled,
+    PrefillFact,
+    RoundFact,
+    Started,
+    Tier,
+    TurnFigures,
+)
+from dlite_agent.decode.load import Runtime
+from dlite_agent.decode.rounds import Decoder, RowFigures, StepFigures
+from dlite_agent.decode.scheduler import Scheduler, past_deadline, victim
+from dlite_agent.decode.state import DecodeState, Turn
+from dlite_agent.decode.text import TextStream
+from dlite_agent.errors import Conflict, DliteError, KVExhausted
+
+log = logging.getLogger(__name__)
+
+SHARE_FROM = 64
+"""Shortest gain in tokens for which another session's prefix is copied."""
+
+
+class Unavailable(DliteError):
+    """The server is starting or stopping."""
+
+    status = 503
+    code = "unavailable"
+
+
+class DeadlineExceeded(DliteError):
+    """The request's deadline passed before its answer was complete."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
+class Cancelled(DliteError):
+    """The client went away or asked to stop."""
+
+    status = 499
+    code = "cancelled"
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot: jobs, KV positions, and totals since start."""
+
+    running: int = 0
+    kv_capacity: int = 0
+    kv_reserved: int = 0
+    states: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True)
+class _Cancel:
+    id: str
+
+
+@dataclass(frozen=True)
+class _Release:
+    key: str
+
+
+class Engine:
+    """Runs generations in one batch on one thread.
+
+    Args:
+        load: makes the runtime; called on the engine's thread.
+        observer: called on the engine's thread with the figures of every step.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        load: Callable[[], Runtime],
+        *,
+        observer: Callable[[StepFigures], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.stats = EngineStats()
+        self._load = load
+        self._observer = observer
+        self._scheduler = Scheduler(settings)
+        self._inbox: queue.SimpleQueue[_Cancel | _Release | None] = queue.SimpleQueue()
+        self._states: OrderedDict[str, DecodeState] = OrderedDict()
+        self._followers: dict[str, list[Job]] = {}
+        self._followers_lock = threading.Lock()
+        self._arrivals = itertools.count()
+        self._pace = 1.0
+        self._stop_at: float | None = None
+        self._thread = threading.Thread(target=self._main, name="dlite-engine", daemon=True)
+        self._loaded: Future[Runtime] = Future()
+        self._steps = self._preemptions = self._evictions = 0
+
+    # From any thread.
+
+    def start(self) -> Runtime:
+        """Start the thread and wait until the runtime is loaded; what went wrong there is raised here."""
+        self._thread.start()
+        return self._loaded.result()
+
+    def submit(self, generation: Generation, *others: Generation) -> None:
+        """Queue a generation; replies follow until one is `Finished` or `Failed`.
+
+        Args:
+            others: further answers to the same prompt; they start from this one's prefill.
+
+        Raises:
+            Overloaded: the queue is full.
+            Unavailable: the engine is stopping.
+        """
+        if self._stop_at is not None or not self._thread.is_alive():
+            raise Unavailable("the server is shutting down: retry elsewhere or later")
+        job, *followers = (self._job(item) for item in (generation, *others))
+        with self._followers_lock:
+            self._followers[generation.id] = followers
+        try:
+            self._scheduler.offer(job, seconds_per_request=self._pace)
+        except DliteError:
+            with self._followers_lock:
+                del self._followers[generation.id]
+            raise
+        self._inbox.put(None)
+
+    def _job(self, generation: Generation) -> Job:
+        now = time.monotonic()
+        figures = TurnFigures(queued=now, prompt_tokens=len(generation.ids))
+        return Job(generation, next(self._arrivals), figures, waiting_since=now)
+
+    def cancel(self, generation_id: str) -> None:
+        """Undo a generation, wherever it is, before the next step; an unknown or finished one is fine."""
+        self._inbox.put(_Cancel(generation_id))
+
+    def release(self, key: str) -> None:
+        """Drop a state and its memory, once no turn runs on it."""
+        self._inbox.put(_Release(key))
+
+    def held(self, key: str) -> int:
+        """Tokens of a state that are in KV now."""
+        state = self._states.get(key)
+        return 0 if state is None else state.boundary
+
+    def waiting(self) -> tuple[int, int]:
+        """Requests that wait, and the prompt tokens in them."""
+        return self._scheduler.depth()
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Take nothing new, let what runs go on for a while, fail the rest, and end the thread."""
+        if not self._thread.is_alive():
+            return
+        self._stop_at = time.monotonic() + drain_seconds
+        self._inbox.put(None)
+        self._thread.join()
+
+    # On the engine's thread.
+
+    def _main(self) -> None:
+        try:
+            runtime = self._load()
+        except BaseException as error:
+            self._loaded.set_exception(error)
+            return
+        self._decoder: Decoder = runtime.decoder
+        self._tokenizer = runtime.tokenizer
+        self._publish()
+        self._loaded.set_result(runtime)
+        while self._stop_at is None or self._busy():
+            self._receive()
+            now = time.monotonic()
+            if self._stop_at is not None and now >= self._stop_at:
+                self._fail_all(Unavailable("the server is shutting down: retry elsewhere or later"))
+            self._expire(now)
+            self._admit()
+            if self._scheduler.running:
+                self._step()
+            self._publish()
+        for state in self._states.values():
+            state.kv.free()
+
+    def _busy(self) -> bool:
+        return bool(self._scheduler.running) or self._scheduler.depth()[0] > 0
+
+    def _publish(self) -> None:
+        pool = self._decoder.pool
+        self.stats = EngineStats(
+            running=len(self._scheduler.running),
+            kv_capacity=pool.capacity,
+            kv_reserved=pool.reserved,
+            states=len(self._states),
+            steps=self._steps,
+            preemptions=self._preemptions,
+            evictions=self._evictions,
+        )
+
+    def _receive(self) -> None:
+        """Handle all messages; wait for one when there is nothing to run."""
+        wait = not self._busy() and self._stop_at is None
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return
+            wait = False
+            if isinstance(message, _Cancel):
+                self._cancel(message.id)
+            elif isinstance(message, _Release):
+                self._release(message.key)
+
+    def _cancel(self, generation_id: str) -> None:
+        error = Cancelled("the request was cancelled")
+        job = self._scheduler.withdraw(generation_id) or next(
+            (job for job in self._scheduler.running if job.generation.id == generation_id), None
+        )
+        if job is None:
+            job = self._take_follower(generation_id)
+        if job is not None:
+            self._undo(job, error)
+
+    def _take_follower(self, generation_id: str) -> Job | None:
+        with self._followers_lock:
+            for jobs in self._followers.values():
+                for job in jobs:
+                    if job.generation.id == generation_id:
+                        jobs.remove(job)
+                        return job
+        return None
+
+    def _release(self, key: str) -> None:
+        if key not in self._in_use():
+            state = self._states.pop(key, None)
+            if state is not None:
+                state.kv.free()
+
+    def _in_use(self) -> set[str]:
+        return {job.generation.key for job in self._scheduler.running}
+
+    def _expire(self, now: float) -> None:
+        late = [job for job in self._scheduler.running if past_deadline(job, now)] + self._scheduler.expired(now)
+        for job in late:
+            seconds = now - job.figures.queued
+            self._undo(job, DeadlineExceeded(f"not done after {seconds:.1f} s: ask for less, or retry later"))
+
+    def _admit(self) -> None:
+        while (job := self._scheduler.take()) is not None:
+            try:
+                self._begin(job)
+            except KVExhausted as error:
+                if self._scheduler.running:
+                    self._scheduler.requeue(job)
+                    return
+                self._undo(job, error)
+            except DliteError as error:
+                self._undo(job, error)
+            except Exception as error:
+                log.exception("admission failed", extra={"generation": job.generation.id})
+                self._undo(job, DliteError(f"the engine failed to start the request: {type(error).__name__}"))
+
+    def _begin(self, job: Job) -> None:
+        """Give a job its KV. Raises KVExhausted, then the job is as it was."""
+        generation = job.generation
+        if generation.key in self._in_use():
+            raise Conflict(f"session {generation.key} has a turn in flight: wait for it, or fork the session")
+        now = time.monotonic()
+        if job.turn is None:
+            self._open(job)
+        else:
+            self._reserve(job.turn, generation.key)
+            job.figures.waits.append((job.waiting_since, now))
+        self._states.move_to_end(generation.key)
+        self._scheduler.running.append(job)
+
+    def _open(self, job: Job) -> None:
+        generation, figures, decoder = job.generation, job.figures, self._decoder
+        figures.admitted = time.monotonic()
+        tier = self._restore(generation, figures)
+        state = self._states[generation.key]
+        job.committed = len(state.ids)
+        figures.mode = generation.mode or ("ar" if decoder.drafter is None else "dlite")
+        while True:
+            try:
+                job.turn = decoder.begin(
+                    state,
+                    generation.ids[job.committed :],
+                    generation.params,
+                    max_new_tokens=generation.max_new_tokens,
+                    mode=figures.mode,
+                    verify_window=generation.verify_window,
+                    text=TextStream(self._tokenizer, generation.stop),
+                    ignore_eos=generation.ignore_eos,
+                    matcher=generation.matcher,
+                    top_scores=generation.top_scores,
+                    headroom=self.settings.headroom,
+                )
+                break
+            except KVExhausted:
+                if not self._evict(besides=generation.key):
+                    raise
+        figures.cached_tokens = min(state.boundary, len(generation.ids))
+        figures.tier = tier if figures.cached_tokens else "none"
+        figures.restored = time.monotonic()
+        generation.reply(Started(figures.cached_tokens, figures.tier))
+
+    def _restore(self, generation: Generation, figures: TurnFigures) -> Tier:
+        """Make the state of the generation's key hold as much of its prompt as is known anywhere."""
+        ids, key = generation.ids, generation.key
+        own = self._states.get(key)
+        have = 0 if own is None else common_prefix(own.ids, ids)
+        donor, best = None, have + SHARE_FROM
+        for name, state in self._states.items():
+            if name != key and self._may_share(name, generation) and state.boundary >= best:
+                found = min(common_prefix(state.ids, ids), state.boundary)
+                # A copy moves the donor's whole KV, so it must be worth it.
+                if found >= best and found * 4 >= state.boundary:
+                    donor, best = state, found
+        if donor is not None:
+            try:
+                copy = donor.fork()
+            except KVExhausted:
+                figures.reason = "no memory to copy a shared prefix"
+            else:
+                copy.truncate(best)
+                if own is not None:
+                    own.kv.free()
+                self._states[key] = copy
+                return "shared"
+        if own is None:
+            self._states[key] = self._decoder.open()
+            return "none"
+        if have < len(own.ids):
+            own.truncate(have)
+        if own.boundary + 1 < have:
+            figures.reason = "evicted"
+        return "device"
+
+    def _may_share(self, name: str, generation: Generation) -> bool:
+        return self.settings.share_prefixes or name.startswith(f"{generation.owner}/")
+
+    def _reserve(self, turn: Turn, key: str) -> None:
+        """Room for a turn's next steps; idle states give way. Raises KVExhausted."""
+        state, window = turn.state, turn.verify_window
+        if state.kv.reserved >= len(state.ids) + window:
+            return
+        wanted = min(len(state.ids) + self.settings.headroom, turn.limit) + window
+        while True:
+            try:
+                state.kv.reserve(wanted)
+                return
+            except KVExhausted:
+                if not self._evict(besides=key):
+                    raise
+
+    def _evict(self, besides: str) -> bool:
+        """Drop the KV of the state that was used longest ago and does not run; False when there is none."""
+        busy = self._in_use() | {besides}
+        for key, state in self._states.items():
+            if key not in busy and state.kv.reserved:
+                state.kv.free()
+                state.features = None
+                state.kept.clear()
+                self._evictions += 1
+                return True
+        return False
+
+    def _step(self) -> None:
+        jobs = self._make_room(self._scheduler.order())
+        if not jobs:
+            return
+        by_turn = {id(job.turn): job for job in jobs}
+        start = time.monotonic()
+        try:
+            figures = self._decoder.step(
+                [job.turn for job in jobs if job.turn is not None], prefill_chunk=self._scheduler.chunk(jobs)
+            )
+        except Exception as error:
+            log.exception("a step failed")
+            for job in jobs:
+                self._drop(job, DliteError(f"the engine failed during a step: {type(error).__name__}"))
+            return
+        self._steps += 1
+        if self._observer is not None:
+            self._observer(figures)
+        for row in figures.rows:
+            self._account(by_turn[id(row.turn)], row, figures, start)
+
+    def _make_room(self, jobs: list[Job]) -> list[Job]:
+        """Reserve KV for a step of each job, pre-empting late arrivals where it runs out."""
+        for job in sorted(jobs, key=lambda job: job.order):
+            while job in self._scheduler.running and job.turn is not None:
+                try:
+                    self._reserve(job.turn, job.generation.key)
+                    break
+                except KVExhausted as error:
+                    last = victim(self._scheduler.running)
+                    if last is None or len(self._scheduler.running) == 1:
+                        self._undo(job, error)
+                    else:
+                        self._preempt(last)
+        return [job for job in jobs if job in self._scheduler.running]
+
+    def _preempt(self, job: Job) -> None:
+        """Back to the queue. The state falls back to its last committed boundary; generated ids are kept and will be
+        run again as a prompt, so that what was streamed stays true."""
+        assert job.turn is not None
+        state = job.turn.state
+        keep = min(job.committed, state.boundary)
+        state.kv.truncate(keep)
+        state.features = state.kept.get(keep)
+        state.kept = {n: features for n, features in state.kept.items() if n <= keep}
+        state.kv.shrink()
+        self._scheduler.running.remove(job)
+        job.waiting_since = time.monotonic()
+        self._scheduler.requeue(job)
+        self._preemptions += 1
+
+    def _account(self, job: Job, row: RowFigures, step: StepFigures, start: float) -> None:
+        turn, figures, generation = row.turn, job.figures, job.generation
+        seconds = step.seconds
+        if row.verified:
+            parts = (seconds.draft, seconds.verify, seconds.rest)
+            sizes = (row.advance, row.drafted, row.verified, row.context, step.batch)
+            figures.rounds.append(RoundFact(start, seconds.wall, *parts, *sizes))
+        else:
+            figures.prefills.append(PrefillFact(start, seconds.wall, row.prefilled, row.context, step.batch))
+            if not row.advance:
+                generation.reply(Prefilled(turn.state.boundary, len(turn.state.ids)))
+        if not row.advance:
+            return
+        if figures.first_token is None:
+            figures.first_token = time.monotonic()
+            self._start_followers(job)
+        if turn.finish is not None:
+            self._finish(job)
+        else:
+            self._hand_out(job)
+
+    def _hand_out(self, job: Job) -> None:
+        turn = job.turn
+        assert turn is not None
+        assert turn.text is not None
+        ids = tuple(turn.generated[job.sent :])
+        text = turn.text.text[job.sent_text :]
+        if ids or text:
+            scores = tuple(turn.scores[job.sent :])
+            job.sent, job.sent_text = len(turn.generated), len(turn.text.text)
+            job.generation.reply(Piece(ids, text, scores))
+
+    def _finish(self, job: Job) -> None:
+        turn, generation = job.turn, job.generation
+        assert turn is not None
+        assert turn.text is not None
+        assert turn.finish is not None
+        turn.text.finish()
+        self._hand_out(job)
+        self._decoder.finish(turn)
+        self._scheduler.running.remove(job)
+        if not generation.keep:
+            self._release(generation.key)
+        figures = job.figures
+        figures.finished = time.monotonic()
+        self._pace += 0.2 * (figures.finished - figures.admitted - self._pace)
+        generation.reply(Finished(turn.finish, tuple(turn.generated), turn.text.stopped, figures))
+
+    def _start_followers(self, job: Job) -> None:
+        """Give each follower a copy of the prefilled prompt and queue it."""
+        with self._followers_lock:
+            followers = self._followers.pop(job.generation.id, [])
+        assert job.turn is not None
+        for follower in followers:
+            try:
+                state = job.turn.state.fork()
+            except KVExhausted:
+                follower.figures.reason = "no memory to copy the prompt"
+            else:
+                state.truncate(follower.figures.prompt_tokens)
+                self._states[follower.generation.key] = state
+            self._scheduler.requeue(follower)
+
+    def _undo(self, job: Job, error: DliteError) -> None:
+        """End a job without a trace in its session: the state goes back to what was committed."""
+        if job in self._scheduler.running:
+            self._scheduler.running.remove(job)
+        if job.turn is not None:
+            self._decoder.abort(job.turn, job.committed)
+        state = self._states.get(job.generation.key)
+        if state is not None and (not state.ids or not job.generation.keep):
+            self._release(job.generation.key)
+        self._fail(job, error)
+
+    def _drop(self, job: Job, error: DliteError) -> None:
+        """End a job whose state can no longer be trusted."""
+        self._scheduler.running.remove(job)
+        self._release(job.generation.key)
+        self._fail(job, error)
+
+    def _fail(self, job: Job, error: DliteError) -> None:
+        job.figures.finished = time.monotonic()
+        job.generation.reply(Failed(error, job.figures))
+        with self._followers_lock:
+            followers = self._followers.pop(job.generation.id, [])
+        for follower in followers:
+            self._scheduler.requeue(follower)
+
+    def _fail_all(self, error: DliteError) -> None:
+        for job in [*self._scheduler.running, *self._scheduler.drain()]:
+            self._undo(job, error)
+        for job in self._scheduler.drain():
+            self._undo(job, error)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix, by halving: slices compare at C speed."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
