@@ -198,5 +198,48 @@ def bench_decode(
     console.print(decode_bench_table(result))
 
 
+@bench_app.command("device")
+def bench_device(
+    json_out: JsonOut = None,
+    shape: Annotated[str, typer.Option(help="qwen3-8b or smollm2-135m.")] = "smollm2-135m",
+    context: Annotated[list[int], typer.Option(help="Context lengths; give it several times.")] = [1024, 8192],  # noqa: B006
+    batch: Annotated[list[int], typer.Option(help="Batch sizes; give it several times.")] = [1, 8],  # noqa: B006
+    steps: Annotated[int, typer.Option(help="Steps a figure is the median of.")] = 12,
+    layers: Annotated[int | None, typer.Option(help="Fewer target layers, for a small machine.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """T_AR, T_D, T_V, T_S and the round overhead with random weights in real shapes."""
+    import torch
+
+    from dlite_agent.bench import device as bench
+    from dlite_agent.tables import device_bench_table
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    console = Console()
+
+    def progress(row: dict[str, Any]) -> None:
+        console.print(
+            f"context {row['context']}, batch {row['batch']}: overhead {row['overhead']:.2f}", highlight=False
+        )
+
+    result = bench.bench_device(
+        shape,
+        device=place,
+        dtype=dtype,
+        contexts=context,
+        batches=batch,
+        steps=steps,
+        layers=layers,
+        on_row=progress,
+    )
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1))
+    console.print(device_bench_table(result))
+
+
 if __name__ == "__main__":
     main()

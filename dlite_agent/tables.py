@@ -53,3 +53,17 @@ def decode_bench_table(result: dict[str, Any]) -> Table:
         table.add_column(name, justify="right")
     table.add_row(*columns.values())
     return table
+
+
+def device_bench_table(result: dict[str, Any]) -> Table:
+    """The result of `bench device`."""
+    title = (
+        f"{result['shape']} ({result['layers']} layers), {result['dtype']}, {result['attention']}, {result['device']}"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("context", "batch", "T_AR ms", "T_D ms", "T_V ms", "T_S ms", "overhead"):
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        seconds = (f"{1e3 * row[name]:.2f}" for name in ("t_ar", "t_d", "t_v", "t_s"))
+        table.add_row(str(row["context"]), str(row["batch"]), *seconds, f"{row['overhead']:.2f}")
+    return table
