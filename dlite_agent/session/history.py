@@ -25,8 +25,8 @@ class Divergence(StrEnum):
     TRUNCATED: it stops at an earlier point of the stored conversation.
     SYSTEM_CHANGED: a leading system message differs, is new or is gone.
     TOOLS_CHANGED: the tool definitions differ.
-    COMPACTED: history became shorter: several messages gave way to fewer, from the first user message on or with more
-        to follow.
+    COMPACTED: messages are gone: a later one comes back at an earlier place, or few replaced many; but one user
+        message in another's place, not the first, is an edit (the user went back and said something else).
     EDITED: a message differs in place; what followed it may be gone.
     """
 
@@ -117,16 +117,23 @@ def compare(history: History, messages: Sequence[Message], tools: Sequence[JSON]
     if at_prompt:
         keep = rest.prompt_end
     roles = [role for turn in history.turns for role in turn.roles]
-    return Match(equal, turns, at_prompt, keep, _reason(equal, stored, roles, messages))
+    return Match(equal, turns, at_prompt, keep, _reason(equal, stored, given, roles, messages))
 
 
-def _reason(equal: int, stored: Sequence[str], roles: Sequence[str], messages: Sequence[Message]) -> Divergence:
-    gone, new = len(stored) - equal, len(messages) - equal
+def _reason(
+    equal: int, stored: Sequence[str], given: Sequence[str], roles: Sequence[str], messages: Sequence[Message]
+) -> Divergence:
+    gone, new = len(stored) - equal, len(given) - equal
     if not new:
         return Divergence.RETRY if gone == 1 else Divergence.TRUNCATED
     leading = all(role == "system" for role in roles[:equal])
     if leading and "system" in (roles[equal], messages[equal].role):
         return Divergence.SYSTEM_CHANGED
+    if new > 1 and given[equal + 1] == stored[min(equal + 1, len(stored) - 1)]:
+        return Divergence.EDITED
+    last = {item: i for i, item in enumerate(stored)}
+    if any(last.get(given[i], -1) > i for i in range(equal, len(given))):
+        return Divergence.COMPACTED
     resent = new == 1 and messages[equal].role == roles[equal] == "user" and not leading
     return Divergence.EDITED if resent or new >= gone - 1 else Divergence.COMPACTED
 

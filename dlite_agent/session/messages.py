@@ -49,7 +49,8 @@ def normalise(messages: Sequence[JSON]) -> list[Message]:
     """OpenAI-shaped messages as `Message`s.
 
     A system message that holds only a billing header (its value changes with each request) disappears, and an assistant
-    message that directly follows another is joined to it: clients split one response into several.
+    message that directly follows another is joined to it: clients split one response into several. (Two answers generated
+    one behind the other therefore come back as one that no turn holds; nothing is lost but the match.)
 
     Raises:
         InvalidRequest: a message, role, part or tool call has a shape that cannot be honoured; `param` names it.
@@ -119,22 +120,22 @@ def _text(content: Any, role: str, where: str) -> str:
         return _BILLING_LINE.sub("", content) if role == "system" else content
     if not isinstance(content, Sequence):
         raise InvalidRequest(f"{where} must be a string, null or an array of text parts.", param=where)
-    parts = []
-    for i, part in enumerate(content):
-        if isinstance(part, str):
-            text: Any = part
-        elif isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS:
-            text = part.get(_TEXT_PARTS[part["type"]])
-        else:
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise InvalidRequest(f"{where}[{i}]: only text parts are supported, got {kind!r}.", param=f"{where}[{i}]")
-        if not isinstance(text, str):
-            raise InvalidRequest(f"{where}[{i}].text must be a string.", param=f"{where}[{i}].text")
-        if role == "system":
-            text = _BILLING_LINE.sub("", text)
-        if text:
-            parts.append(text)
-    return ("" if role == "assistant" else "\n").join(parts)
+    parts = [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    if role == "system":
+        parts = [_BILLING_LINE.sub("", part) for part in parts]
+    return ("" if role == "assistant" else "\n").join(part for part in parts if part)
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        raise InvalidRequest(f"{where}: only text parts are supported, got {kind!r}.", param=where)
+    text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.text must be a string.", param=f"{where}.text")
+    return text
 
 
 def _call(raw: Any, where: str) -> ToolCall:

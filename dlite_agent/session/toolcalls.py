@@ -134,7 +134,7 @@ class TaggedParser(_Parser):
         self._tagged = marker == _OPEN
         if self._tagged:
             self._take = self._at_body
-            self._gate = MarkerGate(_FUNCTION)
+            self._gate = MarkerGate(_FUNCTION, _OPEN)
         else:
             self._begin(XmlCall(self._emit, self._parameters))
 
@@ -155,8 +155,12 @@ class TaggedParser(_Parser):
             self._reject(char)
         else:
             self._raw += char
-            if marker:
+            if marker == _FUNCTION:
                 self._begin(XmlCall(self._emit, self._parameters))
+            elif marker:
+                self._emit.text(self._space + self._raw.removesuffix(marker))
+                self._space = ""
+                self._open(marker)
 
     def _in_call(self, char: str) -> None:
         assert self._call is not None

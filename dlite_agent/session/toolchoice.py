@@ -1,4 +1,4 @@
-"""A request's tools and `tool_choice` as a constraint on the response, written the way the model's template writes calls."""
+"""A request's tools and `tool_choice` as a constraint on the response, in the template's way to write calls."""
 
 from __future__ import annotations
 
