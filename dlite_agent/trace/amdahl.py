@@ -240,7 +240,6 @@ def analyse(seconds: Mapping[str, float], ar: Equivalent) -> Amdahl:
     decode = seconds.get("decode", 0.0)
     rest = sum(value for phase, value in seconds.items() if phase not in EXCLUDED and phase != "decode")
     cases = [max(0.0, ar.seconds + sign * ar.error) for sign in (0, -1, 1)]
-    here = _share(decode, rest)
     return Amdahl(
         decode=decode,
         rest=rest,
@@ -248,14 +247,19 @@ def analyse(seconds: Mapping[str, float], ar: Equivalent) -> Amdahl:
         f=Estimate(*(_share(a, rest) for a in cases)),
         s_d=Estimate(*(a / decode for a in cases)) if decode > 0 else None,
         workflow=Estimate(*((a + rest) / (decode + rest) if decode + rest > 0 else 1.0 for a in cases)),
-        bound=Estimate(*(bound(_share(a, rest)) for a in cases)),
-        decode_share=here,
-        bound_from_here=bound(here),
+        bound=Estimate(*(_limit(a, rest) for a in cases)),
+        decode_share=_share(decode, rest),
+        bound_from_here=_limit(decode, rest),
     )
 
 
 def _share(part: float, rest: float) -> float:
     return part / (part + rest) if part > 0 else 0.0
+
+
+def _limit(part: float, rest: float) -> float:
+    # The same as bound(_share(part, rest)), without the cancellation near f = 1.
+    return (part + rest) / rest if rest > 0 else math.inf if part > 0 else 1.0
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,15 @@ class Document:
             raise NotFound(f"There is no session file {path.name!r}.", param="path") from error
 
 
+_END_OF_TIME = 1e11
+
+
+def plausible(value: Any, limit: float = _END_OF_TIME) -> float | None:
+    """A number of seconds between 0 and `limit`, or None for anything else."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value < limit else None
+
+
 def unix_seconds(value: Any, field_name: str = "timestamp") -> float:
     """Unix seconds of an ISO 8601 text or of milliseconds as a number. Raises InvalidRequest otherwise.
 
@@ -82,7 +91,7 @@ def unix_seconds(value: Any, field_name: str = "timestamp") -> float:
             seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, OverflowError):
         seconds = -1.0
-    if not 0.0 <= seconds < 1e11:
+    if not 0.0 <= seconds < _END_OF_TIME:
         raise InvalidRequest(
             f"{field_name} {value!r} is neither an ISO 8601 time nor milliseconds; correct the file.", param=field_name
         )
@@ -90,7 +99,9 @@ def unix_seconds(value: Any, field_name: str = "timestamp") -> float:
 
 
 def iso_time(seconds: float) -> str:
-    """ISO 8601 text of Unix seconds, in UTC with milliseconds."""
+    """ISO 8601 text of Unix seconds, in UTC with milliseconds. Raises InvalidRequest beyond the calendar."""
+    if not 0.0 <= seconds < _END_OF_TIME:
+        raise InvalidRequest(f"The wall-clock time {seconds!r} is beyond the calendar; correct the log.", param="wall")
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

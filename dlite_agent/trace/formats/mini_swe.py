@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlite_agent.trace.events import AnyEvent
-from dlite_agent.trace.formats.build import Builder, Conversation, Document, Usage, text_of, tool_call
+from dlite_agent.trace.formats.build import Builder, Conversation, Document, Usage, plausible, text_of, tool_call
 
 NAME = "mini-swe-agent"
 
@@ -31,8 +31,8 @@ def load(document: Document) -> list[AnyEvent]:
     messages = [message for message in whole["messages"] if isinstance(message, dict)]
     stamps = [_stamp(message) for message in messages]
     known = [stamp for stamp in stamps if stamp is not None]
-    begun = (message.get("created_at") for message in messages)
-    wall = min([*known, *(float(at) for at in begun if isinstance(at, (int, float)))], default=0.0)
+    begun = (plausible(message.get("created_at")) for message in messages)
+    wall = min([*known, *(at for at in begun if at is not None)], default=0.0)
     builder = Builder(NAME, "wall" if known else "none", wall)
     session = Conversation(builder, str(whole.get("instance_id") or "trajectory"), _model_name(whole))
     coarse = not any("timestamp" in _extra(message) for message in messages)
@@ -43,9 +43,9 @@ def load(document: Document) -> list[AnyEvent]:
         before, at = at, at if stamp is None else max(at, stamp - wall)
         role = "assistant" if message.get("object") == "response" else message.get("role")
         if role == "assistant":
-            began = message.get("created_at")
+            began = plausible(message.get("created_at"))
             start = before
-            if isinstance(began, (int, float)) and before <= began - wall <= at and "completed_at" in message:
+            if began is not None and before <= began - wall <= at and "completed_at" in message:
                 start = began - wall
                 spans = [session.model(start, at)]
             elif coarse:
@@ -91,7 +91,7 @@ def _stamp(message: dict[str, Any]) -> float | None:
         message.get("created_at"),
         _response(message).get("created"),
     )
-    return next((float(value) for value in found if isinstance(value, (int, float)) and value > 0), None)
+    return next((stamp for stamp in map(plausible, found) if stamp), None)
 
 
 def _model_name(whole: dict[str, Any]) -> str | None:

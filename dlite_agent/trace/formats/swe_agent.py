@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlite_agent.trace.events import AnyEvent
-from dlite_agent.trace.formats.build import Builder, Conversation, Document, text_of, tool_call
+from dlite_agent.trace.formats.build import Builder, Conversation, Document, plausible, text_of, tool_call
 
 NAME = "swe-agent"
 
@@ -26,7 +26,7 @@ def load(document: Document) -> list[AnyEvent]:
     """Events of the one session of the file."""
     whole: dict[str, Any] = document.whole
     steps = [step for step in whole["trajectory"] if isinstance(step, dict)]
-    timed = any(isinstance(step.get("execution_time"), (int, float)) for step in steps)
+    timed = any(_seconds(step) is not None for step in steps)
     builder = Builder(NAME, "durations" if timed else "none")
     session = Conversation(builder, str(whole.get("environment") or "trajectory"), _model_name(whole))
     for message in whole.get("history") or []:
@@ -43,13 +43,16 @@ def load(document: Document) -> list[AnyEvent]:
         if step.get("action"):
             answer["tool_calls"] = [tool_call(call_id, "action", {"command": step["action"]})]
         session.turn(answer, at, at, measured_tools=True)
-        seconds = step.get("execution_time")
-        at += max(0.0, float(seconds)) if isinstance(seconds, (int, float)) else 0.0
+        at += _seconds(step) or 0.0
         if step.get("action"):
             session.result(call_id, str(step.get("observation") or ""), at)
     rest = {key: value for key, value in whole.items() if key not in ("trajectory", "history")}
     builder.foreign(rest, at, session.session)
     return builder.events()
+
+
+def _seconds(step: dict[str, Any]) -> float | None:
+    return plausible(step.get("execution_time"))
 
 
 def _model_name(whole: dict[str, Any]) -> str | None:

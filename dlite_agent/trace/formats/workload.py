@@ -85,7 +85,7 @@ def _number(line: tuple[int, dict[str, str]], column: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0.0 <= value < 1e15:
+    if not 0.0 <= value < 1e13:
         raise InvalidRequest(
             f"Row {line[0]}, column {column}: {text!r} is not a number that is zero or more.", param=column
         )
