@@ -1,0 +1,308 @@
+"""Sessions between the decoder and the stores: commit at the end of a turn, restore at the start of the next.
+
+A turn is committed in two steps, so that the device thread only copies: `snapshot` exports the rows that no stored
+block covers, `commit` serialises and writes them. A restore mirrors it: `read` loads and checks, `Loaded.apply` fills
+the sequence. What comes back is the minimum over ids, KV and what a resume needs, and says what it lacks and why.
+
+With a shared store its lease is what counts, and the local store is written first: whatever the shared one does, this
+process's turn is on disk before the response ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from dlite_agent.decode.state import DecodeState
+from dlite_agent.session.history import History
+from dlite_agent.session.record import (
+    Acceptance,
+    BlockKeys,
+    BlockKind,
+    BlockRef,
+    Fingerprint,
+    Refused,
+    SamplerState,
+    SessionRecord,
+    cut_spans,
+    decode,
+)
+from dlite_agent.session.restore import Loaded, Restore, read_session
+from dlite_agent.session.store import frames
+from dlite_agent.session.store.base import MAX_BLOCK_BYTES, Lease, SessionStore, StaleLease, StoreUnavailable
+
+KV_ROWS = 256
+"""Positions a KV block holds at most."""
+ID_ROWS = 4096
+_OVERHEAD = 4096
+"""Bytes a block's headers may take."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a turn's end adds to the record beside the decoder's state."""
+
+    history: History
+    sampler: SamplerState | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    divergence: str | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A record to be committed and the tensors of its new blocks."""
+
+    record: SessionRecord
+    tensors: dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A committed turn: bytes of new blocks, seconds; `shared` says why the shared store lacks it, if it does."""
+
+    version: tuple[int, int]
+    bytes: int
+    seconds: float
+    shared: str | None = None
+
+
+class Persister:
+    """Commits and restores the sessions of one process.
+
+    Args:
+        local: the store this process owns.
+        shared: a store it shares with other replicas; then that store's leases decide who may write.
+        owner: a name no other process has.
+        lease_ttl_s: seconds after which others may take over a session that this process does not renew.
+
+    Attributes:
+        counts: hits, restored tokens, bytes read and written, by "tier.what"; tier "none" counts misses.
+    """
+
+    def __init__(
+        self,
+        local: SessionStore,
+        fingerprint: Fingerprint,
+        *,
+        bytes_per_position: int,
+        owner: str,
+        shared: SessionStore | None = None,
+        lease_ttl_s: float = 30.0,
+    ) -> None:
+        self.local = local
+        self.shared = shared
+        self.fingerprint = fingerprint
+        self.counts: Counter[str] = Counter()
+        self._kv_rows = max(1, min(KV_ROWS, (MAX_BLOCK_BYTES - _OVERHEAD) // bytes_per_position))
+        self._bytes_per_position = bytes_per_position
+        self._owner = owner
+        self._ttl = lease_ttl_s
+        self._leases: dict[str, Lease] = {}
+        self._latest: dict[str, SessionRecord] = {}
+
+    @property
+    def _authority(self) -> SessionStore:
+        return self.shared or self.local
+
+    def hold(self, session: str) -> Lease:
+        """Take or prolong the right to write a session, before its turn starts.
+
+        While the shared store is away, sessions held here go on.
+
+        Raises:
+            LeaseHeld: another replica has it.
+            StoreUnavailable: the store is away and the session is not held here.
+        """
+        held = self._leases.get(session)
+        known = self._latest.get(session) or self._peek(self.local, session)
+        try:
+            lease = self._authority.acquire(session, self._owner, self._ttl, after=0 if known is None else known.epoch)
+        except StoreUnavailable:
+            if held is None:
+                raise
+            return held
+        if held is not None and held.epoch != lease.epoch:
+            self._lose(session)
+        self._leases[session] = lease
+        return lease
+
+    def renew(self) -> list[str]:
+        """Prolong all leases; returns the sessions that were taken over and are no longer held here."""
+        lost = []
+        for session, lease in list(self._leases.items()):
+            try:
+                self._authority.renew(lease)
+            except StaleLease:
+                self._lose(session)
+                lost.append(session)
+            except StoreUnavailable:
+                break
+        return lost
+
+    def release(self, session: str) -> None:
+        """Hand a session over: another replica may take it at once. Raises StoreUnavailable."""
+        lease = self._leases.pop(session, None)
+        self._latest.pop(session, None)
+        if lease is not None:
+            self._authority.release(lease)
+
+    def _lose(self, session: str) -> None:
+        self._leases.pop(session, None)
+        self._latest.pop(session, None)
+
+    def newest(self, session: str) -> tuple[int, int] | None:
+        """Version of the newest record anywhere: a state kept from an older one must not be continued.
+
+        Raises StoreUnavailable if that cannot be known; for a session held here it is known without asking.
+        """
+        held, latest = self._leases.get(session), self._latest.get(session)
+        if held is not None and latest is not None and latest.epoch == held.epoch:
+            return latest.version
+        records = [self._peek(store, session) for store in self._stores]
+        return max((record.version for record in records if record is not None), default=None)
+
+    @property
+    def _stores(self) -> list[SessionStore]:
+        return [self.local] if self.shared is None else [self.local, self.shared]
+
+    def _peek(self, store: SessionStore, session: str) -> SessionRecord | None:
+        data = store.load(session)
+        try:
+            return None if data is None else decode(data, session)
+        except Refused:
+            return None
+
+    def snapshot(self, session: str, state: DecodeState, facts: Facts) -> Snapshot:
+        """What a commit of this state needs. On the device thread, with the session held."""
+        lease = self._leases[session]
+        previous = self._latest.get(session) or self._peek(self.local, session)
+        if previous is not None and previous.fingerprint != self.fingerprint:
+            previous = None
+        ids, boundary = state.ids, state.boundary
+        kept = {n: row for n, row in state.kept.items() if 0 < n <= len(ids)}
+        old = () if previous is None else previous.blocks
+        stops = {ref.stop for ref in old} | {len(ids), boundary} | set(kept)
+        stops |= set(range(ID_ROWS, len(ids), ID_ROWS)) | set(range(self._kv_rows, boundary, self._kv_rows))
+        keys = BlockKeys(self.fingerprint, ids, stops)
+        spans: list[tuple[BlockKind, int, int]] = [
+            *_extend(old, "ids", keys, len(ids), ID_ROWS),
+            *(("features", n - 1, n) for n in sorted(kept)),
+            *_extend(old, "kv", keys, boundary, self._kv_rows),
+        ]
+        named = [(kind, start, stop, keys.key(kind, start, stop) or "") for kind, start, stop in spans]
+        held = self.local.held(session, [key for *_, key in named])
+        tensors: dict[str, dict[str, Tensor]] = {}
+        missing = [start for kind, start, _, key in named if kind == "kv" and key not in held]
+        first = min(missing, default=boundary)
+        rows = state.kv.export(first) if missing else None
+        for kind, start, stop, key in named:
+            if key in held:
+                continue
+            if kind == "ids":
+                tensors[key] = {"ids": torch.tensor(ids[start:stop], dtype=torch.int32)}
+            elif kind == "features":
+                tensors[key] = {"features": kept[stop]}
+            elif rows is not None:
+                tensors[key] = {"kv": rows[:, :, :, start - first : stop - first]}
+        record = SessionRecord(
+            session=session,
+            epoch=lease.epoch,
+            turn=1 if previous is None else previous.turn + 1,
+            fingerprint=self.fingerprint,
+            length=len(ids),
+            boundary=boundary,
+            anchor=ids[boundary] if boundary < len(ids) else None,
+            history=facts.history,
+            blocks=tuple(
+                BlockRef(kind, start, stop, key, self._size(kind, stop - start, kept.get(stop)))
+                for kind, start, stop, key in named
+            ),
+            sampler=facts.sampler,
+            acceptance=facts.acceptance,
+            divergence=facts.divergence,
+        )
+        return Snapshot(record, tensors)
+
+    def _size(self, kind: BlockKind, rows: int, features: Tensor | None) -> int:
+        if kind == "features":
+            return 0 if features is None else features.nbytes
+        return rows * (4 if kind == "ids" else self._bytes_per_position)
+
+    def commit(self, snapshot: Snapshot) -> Committed:
+        """Make a turn durable. Any thread; one commit of a session at a time.
+
+        Raises:
+            StoreUnavailable: the local store has no room; the previous turn stands.
+            StaleLease: the session was taken over; what this process has of it is out of date.
+        """
+        began = time.monotonic()
+        record = snapshot.record
+        session = record.session
+        lease = self._leases.get(session)
+        if lease is None or lease.epoch != record.epoch:
+            raise StaleLease("The session is no longer held here: restore it anew.", param="epoch")
+        blocks = {key: frames.pack_tensors(key, tensors) for key, tensors in snapshot.tensors.items()}
+        local = lease if self.shared is None else self.local.acquire(session, self._owner, self._ttl)
+        self.local.commit(local, record, blocks)
+        self._latest[session] = record
+        problem = None
+        if self.shared is not None:
+            try:
+                self._share(self.shared, lease, record)
+            except StoreUnavailable as error:
+                problem = error.message
+            except StaleLease:
+                self._lose(session)
+                raise
+        size = sum(map(len, blocks.values()))
+        self.counts[f"{self.local.tier}.written_bytes"] += size
+        return Committed(record.version, size, time.monotonic() - began, problem)
+
+    def _share(self, store: SessionStore, lease: Lease, record: SessionRecord) -> None:
+        """Write a committed record to the shared store, with whatever blocks it lacks."""
+        left = record.size if store.kv_limit is None else store.kv_limit
+        blocks: list[BlockRef] = []
+        for ref in record.blocks:
+            if ref.kind == "kv":
+                left -= ref.size
+                if left < 0:
+                    continue
+            blocks.append(ref)
+        reduced = replace(record, blocks=tuple(blocks))
+        keys = reduced.keys
+        there = store.held(record.session, keys)
+        missing = [key for key in keys if key not in there]
+        found = zip(missing, self.local.fetch(record.session, missing), strict=True)
+        store.commit(lease, reduced, {key: data for key, data in found if data is not None})
+
+    def read(self, session: str) -> Loaded | Restore:
+        """The newest state of a session that can be had, checked; a Restore alone if there is none to be used.
+
+        Any thread, with the session held. Raises StoreUnavailable if no store with a record can be read.
+        """
+        found = read_session(self._stores, self.fingerprint, session)
+        report = found.report if isinstance(found, Loaded) else found
+        self.counts[f"{report.tier}.hits"] += 1
+        self.counts[f"{report.tier}.restored_tokens"] += report.tokens
+        self.counts[f"{report.tier}.read_bytes"] += report.bytes
+        if isinstance(found, Loaded):
+            self._latest[session] = found.record
+        return found
+
+
+def _extend(
+    old: Sequence[BlockRef], kind: BlockKind, keys: BlockKeys, end: int, rows: int
+) -> Iterator[tuple[BlockKind, int, int]]:
+    """Spans that cover 0..end-1: old blocks while they fit these ids, then new ones."""
+    at = 0
+    for ref in old:
+        if ref.kind == kind and ref.start == at and ref.stop <= end and keys.matches(ref):
+            yield kind, ref.start, ref.stop
+            at = ref.stop
+    for start, stop in cut_spans(at, end, rows):
+        yield kind, start, stop

@@ -1,0 +1,1 @@
+"""Stores of sessions: memory, disk and Redis behind one Protocol."""
