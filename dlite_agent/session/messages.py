@@ -49,8 +49,8 @@ def normalise(messages: Sequence[JSON]) -> list[Message]:
     """OpenAI-shaped messages as `Message`s.
 
     A system message that holds only a billing header (its value changes with each request) disappears, and an assistant
-    message that directly follows another is joined to it: clients split one response into several. (Two answers generated
-    one behind the other therefore come back as one that no turn holds; nothing is lost but the match.)
+    message that directly follows another is joined to it: clients split one response into several. (Two answers
+    generated one behind the other therefore come back as one that no turn holds; nothing is lost but the match.)
 
     Raises:
         InvalidRequest: a message, role, part or tool call has a shape that cannot be honoured; `param` names it.

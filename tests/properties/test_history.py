@@ -34,7 +34,8 @@ def turns(draw: st.DrawFn) -> Rounds:
         if i == 0 and draw(st.booleans()):
             new.insert(0, system(draw(SAID)))
         calls = [("weather", json.dumps({"city": f"c{n}", "days": n})) for n in draw(CALLS)]
-        text = None if calls and draw(st.booleans()) else draw(SAID)
+        silent = bool(calls) and draw(st.booleans())
+        text = None if silent else draw(SAID)
         waiting = len(calls)
         out.append((new, assistant(text, *calls)))
     return out
