@@ -173,33 +173,32 @@ def _curve(session: SessionSummary) -> str:
     amdahl = session.amdahl
     if amdahl is None or amdahl.s_d is None:
         return ""
-    f, s_d = amdahl.f.value, amdahl.s_d.value
-    right = max(8.0, 2.0 * s_d)
-    steps = [right ** (i / 60) for i in range(61)]
-    top = max(workflow_speedup(f, steps[-1]), amdahl.workflow.value) * 1.1
+    f, s_d, limit = amdahl.f.value, amdahl.s_d.value, amdahl.bound.value
+    left, right = min(1.0, s_d), max(8.0, 2.0 * s_d)
+    steps = [left * (right / left) ** (i / 60) for i in range(61)]
+    curve = [workflow_speedup(f, step) for step in steps]
+    top = 1.05 * (limit if limit <= 3 * curve[-1] else curve[-1])
+    bottom = min(1.0, curve[0]) - 0.05 * (top - 1.0)
 
     def x(value: float) -> float:
-        return 40 + 440 * math.log(max(value, 1.0)) / math.log(right)
+        return 40 + 440 * math.log(value / left) / math.log(right / left)
 
     def y(value: float) -> float:
-        return 190 - 170 * value / top
+        return 190 - 165 * (value - bottom) / (top - bottom)
 
-    points = " ".join(f"{x(s):.1f},{y(workflow_speedup(f, s)):.1f}" for s in steps)
-    limit = amdahl.bound.value
-    bound_line = ""
-    if limit <= top:
-        bound_line = f"<line class=bound x1='40' x2='480' y1='{y(limit):.1f}' y2='{y(limit):.1f}'/>"
+    points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in zip(steps, curve, strict=True))
+    bound_line = f"<line class=bound x1='40' x2='480' y1='{y(limit):.1f}' y2='{y(limit):.1f}'/>" if limit <= top else ""
     ticks = "".join(
-        f"<text x='{x(s):.1f}' y='205' text-anchor='middle'>{s:g}</text>" for s in (1, 2, 4, 8, 16, 32) if s <= right
+        f"<text x='{x(s):.1f}' y='204' text-anchor='middle'>{s:g}</text>" for s in (1, 2, 4, 8, 16, 32) if s <= right
     )
-    label = f"S_D {s_d:.2f}: workflow {amdahl.workflow.value:.2f}, bound {times(limit)}"
+    label = f"S_D {s_d:.2f}: workflow {amdahl.workflow.value:.2f}x, bound {times(limit)}"
     return (
-        "<svg viewBox='0 0 500 220' style='max-width:32rem' role=img aria-label='workflow speed-up against S_D'>"
-        "<line class=axis x1='40' x2='480' y1='190' y2='190'/><line class=axis x1='40' x2='40' y1='10' y2='190'/>"
+        "<svg viewBox='0 0 500 222' style='max-width:32rem' role=img aria-label='workflow speed-up against S_D'>"
+        "<line class=axis x1='40' x2='480' y1='190' y2='190'/><line class=axis x1='40' x2='40' y1='20' y2='190'/>"
         f"<polyline class=curve points='{points}'/>{bound_line}{ticks}"
         f"<circle cx='{x(s_d):.1f}' cy='{y(amdahl.workflow.value):.1f}' r='4' fill='#c2410c'/>"
-        f"<text x='48' y='20'>{label}</text><text x='380' y='218'>decode speed-up S_D</text>"
-        f"<text x='4' y='{y(1.0) + 4:.1f}'>1</text></svg>"
+        f"<text x='40' y='12'>{label}</text><text x='480' y='219' text-anchor='end'>decode speed-up S_D</text>"
+        f"<text x='30' y='{y(1.0) + 4:.1f}' text-anchor='end'>1x</text></svg>"
     )
 
 
