@@ -112,7 +112,7 @@ def _tensors(reader: gguf.GGUFReader, config: dict[str, Any]) -> dict[str, Tenso
     found = {}
     for tensor in reader.tensors:
         try:
-            dense = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)).float()
+            dense = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
         except NotImplementedError as error:
             raise ModelError(f"{tensor.name}: {error}", param=tensor.name) from error
         name = _name(tensor.name)

@@ -9,6 +9,13 @@ from typing import Any
 
 from dlite_agent.errors import ModelError, UnsupportedArchitecture
 
+_ROPE_NEEDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
@@ -106,17 +113,29 @@ class ModelSpec:
 
 
 def rope_spec(config: dict[str, Any]) -> RopeSpec:
-    """Rotary settings from either spelling: `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`."""
+    """Rotary settings from either spelling: `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`.
+
+    Raises:
+        ModelError: an option that the kind needs is missing.
+        UnsupportedArchitecture: another kind, or a rotation of only part of a head.
+    """
     options = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = options.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
     kind = options.pop("rope_type", None) or options.pop("type", None) or "default"
     options.pop("type", None)
-    if kind not in ("default", "linear", "llama3", "yarn"):
+    if kind not in _ROPE_NEEDS:
         raise UnsupportedArchitecture(
-            f"rope type {kind!r} is not supported; supported are default, linear, llama3, yarn", param="rope_type"
+            f"rope type {kind!r} is not supported; supported are {', '.join(_ROPE_NEEDS)}", param="rope_type"
         )
-    if kind == "yarn":
+    part = options.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    if part != 1.0:
+        raise UnsupportedArchitecture(
+            f"partial_rotary_factor {part} is not supported: whole heads are rotated", param="partial_rotary_factor"
+        )
+    if kind == "yarn" and "max_position_embeddings" in config:
         options.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    if missing := [name for name in _ROPE_NEEDS[kind] if options.get(name) is None]:
+        raise ModelError(f"rope type {kind} lacks {missing[0]}", param=missing[0])
     return RopeSpec(kind, float(theta), options)
 
 
