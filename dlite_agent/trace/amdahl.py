@@ -93,11 +93,12 @@ class StepTimes:
     def measured(cls, rounds: Iterable[Round]) -> StepTimes | None:
         """A table from autoregressive rounds: median by batch and context octave, standard error of the median.
 
-        None when there are no such rounds.
+        Rounds that shared their step with a drafting row are left out: they took that row's time. None when no
+        round is left.
         """
         groups: dict[tuple[int, int], list[Round]] = defaultdict(list)
         for row in rounds:
-            if row.drafted == 0 and row.advance == 1 and row.wall > 0:
+            if row.drafted == 0 and row.t_d == 0 and row.advance == 1 and row.wall > 0:
                 groups[row.batch, row.context.bit_length()].append(row)
         points = []
         for (batch, _), rows in groups.items():

@@ -4,7 +4,7 @@ All intervals of a session are laid on one axis, seconds since its first event. 
 differences of that segment's monotonic clock; between two segments the axis continues through the wall-clock anchors,
 and that stretch is an `outage`. Where intervals overlap the earlier phase of `_PRECEDENCE` owns the moment, so the
 slices partition the session's wall clock. What no event covers is named and marked inferred: a tool wait where a turn
-ended in tool calls nobody measured, else client idle; inside a turn `queue` between rounds, else `other`.
+ended in tool calls nobody measured, else client idle; inside a turn `other`.
 """
 
 from __future__ import annotations
@@ -360,8 +360,6 @@ def _partition(events: Iterable[Event], axis: _Axis, timeline: Timeline) -> list
     for phase in _PRECEDENCE:
         got, free = claim(free, wanted[phase])
         slices += got
-    got, free = claim(free, _between_rounds(timeline.turns))
-    slices += got
     got, free = claim(free, (Slice("other", None, turn.start, turn.end, turn.turn, True) for turn in timeline.turns))
     slices += got
     waited = {piece.turn for piece in slices if piece.phase == "tool"}
@@ -393,13 +391,4 @@ def _round_slices(row: Round, turn: int) -> list[Slice]:
         Slice("decode", "draft", row.start, drafted, turn, False),
         Slice("decode", "verify", drafted, verified, turn, False),
         Slice("decode", "commit", verified, row.start + row.wall, turn, False),
-    ]
-
-
-def _between_rounds(turns: Iterable[Turn]) -> list[Slice]:
-    """Turns wait for the device between their rounds while other rows prefill."""
-    return [
-        Slice("queue", None, turn.rounds[0].start, turn.rounds[-1].start, turn.turn, True)
-        for turn in turns
-        if turn.rounds
     ]

@@ -181,7 +181,7 @@ def _tool_table(session: SessionSummary) -> Table:
 def _fleet(console: Console, report: Report) -> None:
     fleet = report.fleet
     console.print(
-        Text(f"all {fleet.sessions} sessions, {fleet.wall:.2f} s in sum (client idle and outages in no share)")
+        Text(f"all {fleet.sessions} sessions, {fleet.wall:.2f} s in sum (client idle and outages count for no share)")
     )
     for line in figures(fleet.amdahl, fleet.means, fleet.ceiling_pooled):
         console.print(Text(line))

@@ -223,7 +223,8 @@ def _ceiling(timeline: Timeline, turns: Sequence[Turn], seconds: dict[str, float
 
 
 def _untimed(turn: Turn) -> bool:
-    return turn.finished and not turn.rounds and turn.seconds.get("model", 0.0) <= 0 and turn.output_tokens != 0
+    silent = turn.output_tokens == 0 or turn.error is not None
+    return turn.finished and not silent and not turn.rounds and turn.seconds.get("model", 0.0) <= 0
 
 
 def _prefilled(turns: Sequence[Turn]) -> tuple[int, int]:

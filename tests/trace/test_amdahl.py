@@ -111,6 +111,7 @@ def test_a_table_from_autoregressive_rounds() -> None:
     step = table.at(125, 1)
     assert (step.seconds, step.error) == pytest.approx((0.010, 0.0))
     assert StepTimes.measured(sample.rounds(0.0, 5).rows()) is None
+    assert StepTimes.measured([row._replace(t_d=0.004) for row in rows]) is None
     assert equivalent(rows, table).seconds == pytest.approx(0.5)
 
 

@@ -108,11 +108,16 @@ def test_a_measured_tool_leaves_the_rest_of_the_gap_to_the_client() -> None:
     assert nonzero(view) == {"other": 2.0, "tool": 1.0, "client": 3.0}
 
 
-def test_waiting_between_rounds_is_an_inferred_queue() -> None:
+def test_time_between_rounds_is_explained_or_other() -> None:
     rows = [Round(at, 0.5, 0.1, 0.3, 0.1, 4, 7, 8, 100 + 4 * i, 1) for i, at in enumerate((0.0, 2.0))]
     view = one([*anchor(), *turn(0, 0, 2.5), Rounds.of(G, "s", 0, rows)])
-    assert nonzero(view) == {"queue": 1.5, "decode": 1.0}
-    assert view.seconds(inferred_only=True)["queue"] == pytest.approx(1.5)
+    assert nonzero(view) == {"other": 1.5, "decode": 1.0}
+    assert view.seconds(inferred_only=True)["other"] == pytest.approx(1.5)
+    wait = Queue(segment=G, t=0.5, end=2.0, session="s", turn=0, reason="pre-empted")
+    assert nonzero(one([*anchor(), *turn(0, 0, 2.5), Rounds.of(G, "s", 0, rows), wait])) == {
+        "queue": 1.5,
+        "decode": 1.0,
+    }
 
 
 def test_masks_are_taken_out_of_decode() -> None:
