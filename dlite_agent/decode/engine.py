@@ -37,7 +37,7 @@ from dlite_agent.decode.rounds import Decoder, RowFigures, StepFigures
 from dlite_agent.decode.scheduler import Scheduler, past_deadline, victim
 from dlite_agent.decode.state import DecodeState, Turn
 from dlite_agent.decode.text import TextStream
-from dlite_agent.errors import Conflict, DliteError, KVExhausted
+from dlite_agent.errors import DliteError, KVExhausted
 
 log = logging.getLogger(__name__)
 
@@ -286,8 +286,6 @@ class Engine:
     def _begin(self, job: Job) -> None:
         """Give a job its KV. Raises KVExhausted, then the job is as it was."""
         generation = job.generation
-        if generation.key in self._in_use():
-            raise Conflict(f"session {generation.key} has a turn in flight: wait for it, or fork the session")
         now = time.monotonic()
         if job.turn is None:
             self._open(job)

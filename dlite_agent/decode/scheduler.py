@@ -91,15 +91,17 @@ class Scheduler:
         """The next job to admit, or None when the batch is full or nothing waits.
 
         The owner with the fewest running jobs comes first, and with them the job that arrived first: one client with
-        many requests cannot shut out another, and nobody waits for ever.
+        many requests cannot shut out another, and nobody waits for ever. A job whose state is in use waits for it.
         """
         if len(self.running) >= self.settings.max_running:
             return None
         share = Counter(job.generation.owner for job in self.running)
+        busy = {job.generation.key for job in self.running}
         with self._lock:
-            if not self._queue:
+            ready = [job for job in self._queue if job.generation.key not in busy]
+            if not ready:
                 return None
-            job = min(self._queue, key=lambda queued: (share[queued.generation.owner], queued.order))
+            job = min(ready, key=lambda queued: (share[queued.generation.owner], queued.order))
             self._queue.remove(job)
         return job
 

@@ -1,0 +1,131 @@
+"""The application: settings in, a FastAPI app with thin routes out; its lifespan owns the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from dlite_agent import __doc__ as about
+from dlite_agent.api import chat, ops, problems
+from dlite_agent.api.metrics import Metrics
+from dlite_agent.api.recorder import Recorder
+from dlite_agent.api.security import Gate, middleware_options
+from dlite_agent.api.service import Service
+from dlite_agent.config import Settings
+from dlite_agent.decode.engine import Engine
+from dlite_agent.decode.load import Runtime, load_runtime
+from dlite_agent.errors import DliteError, NotFound
+
+log = logging.getLogger("dlite_agent.server")
+
+
+def build_app(settings: Settings) -> FastAPI:
+    """An application that loads its model when its lifespan starts and drains when it ends.
+
+    `app.state.draining` may be set to make /ready fail before that; `app.state.failure` says why loading failed.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine = Engine(settings.scheduler, lambda: _load(settings))
+        try:
+            runtime = await asyncio.to_thread(engine.start)
+        except Exception as error:
+            app.state.failure = error
+            raise
+        drafter = runtime.decoder.drafter
+        path = None
+        if settings.data_dir is not None:
+            settings.data_dir.mkdir(parents=True, exist_ok=True)
+            path = settings.data_dir / "events.jsonl"
+        recorder = Recorder(
+            Metrics(engine),
+            log_path=path,
+            content=settings.server.log_content,
+            target=settings.model.target,
+            drafter=None if drafter is None else settings.model.drafter,
+        )
+        service = Service(settings, engine, runtime, recorder)
+        app.state.service = service
+        log.info("ready", extra={"dlite": {"model": service.model, "context": service.context_limit}})
+        try:
+            yield
+        finally:
+            app.state.draining = True
+            await asyncio.to_thread(engine.close, 0.0)
+            recorder.close()
+
+    app = FastAPI(title="DLite Agent", description=str(about), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.draining = False
+    app.state.failure = None
+    for router in (chat.router, ops.router):
+        app.include_router(router)
+    if settings.server.allowed_origins:
+        app.user_middleware.append(Middleware(CORSMiddleware, **middleware_options(settings.server.allowed_origins)))
+    app.user_middleware.append(Middleware(Gate, settings=settings.server))
+    _handle_errors(app)
+    return app
+
+
+def _load(settings: Settings) -> Runtime:
+    model = settings.model
+    return load_runtime(
+        target=model.target,
+        drafter=model.drafter,
+        dtype=model.dtype,
+        device=model.device,
+        threads=model.threads,
+        kv_budget=model.kv_budget,
+        context_limit=model.context_limit,
+        anchor_group_size=model.anchor_group_size,
+    )
+
+
+def _handle_errors(app: FastAPI) -> None:
+    def answer(request: Request, error: DliteError) -> Response:
+        request_id = getattr(request.state, "request_id", "")
+        if request.method == "POST":
+            app.state.service.recorder.refused(request.url.path, request_id, error)
+        return problems.response(error, problems.envelope_of(request.url.path), request_id)
+
+    async def typed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, DliteError)
+        return answer(request, error)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path
+        known: dict[int, DliteError] = {
+            404: NotFound(f"There is nothing at {path}."),
+            405: problems.MethodNotAllowed(f"{request.method} is not allowed at {path}."),
+        }
+        response = answer(request, known.get(error.status_code, DliteError(str(error.detail))))
+        for name, value in (error.headers or {}).items():
+            response.headers[name] = value
+        return response
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(request, problems.from_validation(list(error.errors())))
+
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        log.error("unforeseen error", exc_info=error, extra={"dlite": {"request": request.state.request_id}})
+        return answer(request, DliteError("The server failed; the request id finds the reason in its log."))
+
+    handlers: dict[Any, Any] = {
+        DliteError: typed,
+        HTTPException: http,
+        RequestValidationError: invalid,
+        Exception: unforeseen,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)

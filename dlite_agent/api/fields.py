@@ -1,0 +1,199 @@
+"""Request fields that several API shapes share, and how a body is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from dlite_agent.api import problems
+from dlite_agent.api.service import Caller, Service
+from dlite_agent.decode.sampling import SamplingParams
+from dlite_agent.errors import InvalidRequest, NotFound
+from dlite_agent.session.identity import SessionName, session_name
+from dlite_agent.session.messages import JSON
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+TokenCount = Annotated[int, Field(ge=1, le=1 << 40)]
+Texts = Annotated[list[str], Field(max_length=16)]
+Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+
+MAX_CHOICES = 16
+MAX_TOP_SCORES = 20
+
+
+class Strict(BaseModel):
+    """A body or part of one: a wrong type or an unknown field is refused, by name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class DliteOptions(Strict):
+    """Our own options, in a request's `dlite` field.
+
+    mode, verify_window, verification: how to decode; on_conflict: what to do when the session has a turn in flight;
+    timeout: seconds until the request is given up, queue included.
+    """
+
+    mode: Literal["ar", "dlite"] | None = None
+    verify_window: Annotated[int, Field(ge=1, le=64)] | None = None
+    verification: Literal["match", "rejection"] = "match"
+    on_conflict: Literal["refuse", "wait"] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+
+
+class Sampling(Strict):
+    """Fields of sampling, under the names that OpenAI, vLLM and others share."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+
+
+class Penalties(Strict):
+    """Fields of sampling beyond `Sampling`."""
+
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = None
+
+
+class SessionFields(Strict):
+    """By which a body may name its session; see the table in docs/api.md."""
+
+    session_id: Name | None = None
+    prompt_cache_key: Name | None = None
+    program_id: Name | None = None
+    dlite: DliteOptions | None = None
+
+
+def sampling(plain: Sampling, more: Penalties | None, options: DliteOptions) -> SamplingParams:
+    """Sampling parameters with the APIs' default temperature of 1. Raises InvalidRequest."""
+    top_k = plain.top_k or 0
+    values: dict[str, Any] = {
+        "temperature": 1.0 if plain.temperature is None else plain.temperature,
+        "top_p": 1.0 if plain.top_p is None else plain.top_p,
+        "top_k": max(top_k, 0),
+        "verification": options.verification,
+    }
+    if more is not None:
+        for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if (value := getattr(more, name)) is not None:
+                values[name] = value
+        if more.seed is not None:
+            values["seed"] = more.seed % 2**63
+        if more.logit_bias:
+            values["logit_bias"] = {int(token): bias for token, bias in more.logit_bias.items()}
+    return SamplingParams(**values)
+
+
+def name_of(request: Request, fields: SessionFields) -> SessionName | None:
+    """The session's name by the conventions of body and headers."""
+    body = {"session_id": fields.session_id, "prompt_cache_key": fields.prompt_cache_key}
+    return session_name(dict(request.headers), {**body, "program_id": fields.program_id})
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read(request: Request, model: type[M]) -> M:
+    """A request's body as a model.
+
+    Raises:
+        InvalidRequest: it is no JSON of that shape; `param` names the field.
+    """
+    raw = await request.body()
+    try:
+        value = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The body is not valid UTF-8 (byte {error.start}).") from error
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
+    except ValueError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise problems.from_pydantic(error) from error
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def service_of(request: Request) -> Service:
+    """What the application's lifespan made."""
+    service: Service = request.app.state.service
+    return service
+
+
+def caller_of(request: Request) -> Caller:
+    """Who asks, as the gate found out."""
+    return Caller(request.state.owner, request.state.request_id)
+
+
+def check_model(model: str, names: Sequence[str]) -> None:
+    """Raise NotFound unless the model is one of the served names."""
+    if model not in names:
+        raise NotFound(f"The model {model!r} is not served here; served is {', '.join(names)}.", param="model")
+
+
+@dataclass(frozen=True)
+class Tools:
+    """A request's function tools in OpenAI's shape, and what was left out."""
+
+    functions: list[JSON]
+    warnings: list[str]
+
+
+def function_tools(tools: Sequence[Any] | None) -> Tools:
+    """Function tools of a chat request. Tools of other types are skipped with a warning.
+
+    Raises:
+        InvalidRequest: a function tool is malformed.
+    """
+    functions: list[JSON] = []
+    warnings = []
+    for i, tool in enumerate(tools or ()):
+        where = f"tools[{i}]"
+        if not isinstance(tool, dict):
+            raise InvalidRequest(f"{where} must be an object.", param=where)
+        kind = tool.get("type")
+        if kind != "function":
+            warnings.append(f"{where} of type {kind!r} was skipped: only function tools are supported")
+            continue
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise InvalidRequest(f"{where}.function must be an object.", param=f"{where}.function")
+        functions.append({"type": "function", "function": checked_function(function, f"{where}.function")})
+    return Tools(functions, warnings)
+
+
+def checked_function(function: JSON, where: str) -> dict[str, Any]:
+    """A function definition with only the keys that mean something here. Raises InvalidRequest."""
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= 256:
+        raise InvalidRequest(f"{where}.name must be a string of 1 to 256 characters.", param=f"{where}.name")
+    for key, kind in (("description", str), ("parameters", dict), ("strict", bool)):
+        value = function.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidRequest(f"{where}.{key} must be of type {kind.__name__}.", param=f"{where}.{key}")
+    if unknown := sorted(function.keys() - {"name", "description", "parameters", "strict"}):
+        raise InvalidRequest(f"{where}.{unknown[0]} is not supported.", param=f"{where}.{unknown[0]}")
+    return {key: value for key, value in function.items() if value is not None}
+
+
+def no_effect(fields: BaseModel, names: Sequence[str]) -> list[str]:
+    """A warning for each of these fields that was sent: it is accepted, and changes nothing here."""
+    return [f"{name} has no effect on this server" for name in names if getattr(fields, name) is not None]

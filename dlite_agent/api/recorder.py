@@ -1,0 +1,248 @@
+"""What happened to each turn: as trace events for logs and live viewers, as metrics, and as one log line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlite_agent.api.metrics import Metrics
+from dlite_agent.decode.jobs import RoundFact, TurnFigures
+from dlite_agent.errors import DliteError
+from dlite_agent.session.registry import Session
+from dlite_agent.trace.events import (
+    Divergence,
+    KnownEvent,
+    Prefill,
+    Queue,
+    Restore,
+    Round,
+    Rounds,
+    Segment,
+    SessionEnd,
+    SessionStart,
+    TurnEnd,
+    TurnStart,
+)
+from dlite_agent.trace.log import EventLog
+
+if TYPE_CHECKING:
+    from dlite_agent.api.turns import Answer, Run
+
+log = logging.getLogger("dlite_agent.turns")
+
+KEPT_EVENTS = 2000
+"""Latest events kept in memory for each session, for `GET /v1/sessions/{id}/events`."""
+
+
+class Recorder:
+    """Writes down turns. To be used from the event loop.
+
+    Args:
+        log_path: event log to append to; None keeps events in memory only.
+        content: whether messages and ids go into events, and text into the log.
+        target, drafter: names for the session's first event.
+    """
+
+    def __init__(
+        self, metrics: Metrics, *, log_path: Path | None, content: bool, target: str, drafter: str | None
+    ) -> None:
+        self.metrics = metrics
+        self._log = None if log_path is None else EventLog(log_path, content=content)
+        self.segment = uuid.uuid4().hex[:12] if self._log is None else self._log.segment
+        self._head = Segment(segment=self.segment, t=time.monotonic(), wall=time.time())
+        self._content = content
+        self._models: dict[str, Any] = {"target": target, "drafter": drafter}
+        self._events: dict[str, deque[KnownEvent]] = {}
+        self._listeners: dict[str, set[asyncio.Queue[KnownEvent | None]]] = {}
+
+    # Events.
+
+    def events(self, session: Session) -> list[KnownEvent]:
+        """The segment and the latest events of a session."""
+        return [self._head, *self._events.get(session.id, ())]
+
+    def listen(self, session: Session) -> asyncio.Queue[KnownEvent | None]:
+        """A queue of the session's coming events; None says that no more will come."""
+        mailbox: asyncio.Queue[KnownEvent | None] = asyncio.Queue()
+        self._listeners.setdefault(session.id, set()).add(mailbox)
+        return mailbox
+
+    def leave(self, session: Session, mailbox: asyncio.Queue[KnownEvent | None]) -> None:
+        """End what `listen` began."""
+        listeners = self._listeners.get(session.id, set())
+        listeners.discard(mailbox)
+        if not listeners:
+            self._listeners.pop(session.id, None)
+
+    def close(self) -> None:
+        """End all live streams, and the log."""
+        for listeners in self._listeners.values():
+            for mailbox in listeners:
+                mailbox.put_nowait(None)
+        if self._log is not None:
+            self._log.close()
+
+    def stop_streams(self) -> None:
+        """Tell all live streams to end."""
+        for listeners in self._listeners.values():
+            for mailbox in listeners:
+                mailbox.put_nowait(None)
+
+    def _emit(self, session: Session, *events: KnownEvent) -> None:
+        kept = self._events.setdefault(session.id, deque(maxlen=KEPT_EVENTS))
+        for event in events:
+            kept.append(event)
+            if self._log is not None:
+                self._log.write(event)
+            for mailbox in self._listeners.get(session.id, ()):
+                mailbox.put_nowait(event)
+
+    # Terminal states and what leads to them.
+
+    def turn_start(self, run: Run) -> None:
+        """A request was accepted."""
+        session = run.session
+        place: dict[str, Any] = {"segment": self.segment, "session": session.id}
+        if session.id not in self._events:
+            self._emit(session, SessionStart(**place, t=run.arrived, parent=session.parent or None, **self._models))
+        place["turn"] = run.turn
+        self._emit(
+            session,
+            TurnStart(
+                **place,
+                t=run.arrived,
+                request_id=run.request_id,
+                prompt_tokens=len(run.prompt_ids),
+                new_tokens=len(run.prompt_ids) - (0 if run.spliced is None else run.spliced.shared),
+                new_ids=run.prompt_ids[0 if run.spliced is None else run.spliced.shared :] if self._content else None,
+            ),
+        )
+        if run.divergence is not None:
+            reason, position = str(run.divergence["reason"]), run.divergence["position"]
+            self.metrics.divergences.labels(reason).inc()
+            self._emit(session, Divergence(**place, t=run.arrived, reason=reason, position=position))
+
+    def turn_end(self, run: Run, answer: Answer) -> None:
+        """A request was answered."""
+        figures = answer.figures
+        self._phases(run, figures)
+        self._emit(
+            run.session,
+            TurnEnd(
+                segment=self.segment,
+                session=run.session.id,
+                turn=run.turn,
+                t=figures.finished,
+                request_id=run.request_id,
+                finish_reason=answer.finish,
+                output_tokens=answer.tokens,
+                first_token=figures.first_token,
+                output_ids=list(answer.ids) if self._content else None,
+                message=message_json(answer) if self._content else None,
+            ),
+        )
+        self.metrics.answered(figures, answer.tokens, answer.finish)
+        self._line(run, figures, state="answered", finish=answer.finish, completion_tokens=answer.tokens)
+
+    def turn_failed(self, run: Run, error: DliteError, figures: TurnFigures | None) -> None:
+        """A request ended without an answer; the session is as before."""
+        if figures is not None and figures.admitted:
+            self._phases(run, figures)
+        self._emit(
+            run.session,
+            TurnEnd(
+                segment=self.segment,
+                session=run.session.id,
+                turn=run.turn,
+                t=time.monotonic(),
+                request_id=run.request_id,
+                error=error.code,
+            ),
+        )
+        self.metrics.failed.labels(error.code).inc()
+        self._line(run, figures, state=error.code)
+
+    def refused(self, api: str, request_id: str, error: DliteError) -> None:
+        """A request was not accepted."""
+        self.metrics.failed.labels(error.code).inc()
+        log.info("request", extra={"dlite": {"request": request_id, "api": api, "state": error.code}})
+
+    def session_end(self, session: Session) -> None:
+        """A session was deleted or forgotten."""
+        if session.id in self._events:
+            event = SessionEnd(segment=self.segment, session=session.id, t=time.monotonic(), reason="dropped")
+            self._emit(session, event)
+            del self._events[session.id]
+
+    def _phases(self, run: Run, figures: TurnFigures) -> None:
+        place: dict[str, Any] = {"segment": self.segment, "session": run.session.id, "turn": run.turn}
+        queued = [(figures.queued, figures.admitted, None), *((a, b, "preempted") for a, b in figures.waits)]
+        for begin, end, reason in queued:
+            self._emit(run.session, Queue(**place, t=begin, end=end, reason=reason))
+        self._emit(
+            run.session,
+            Restore(
+                **place,
+                t=figures.admitted,
+                end=figures.restored,
+                tier=figures.tier,
+                tokens=figures.cached_tokens,
+                wanted=figures.prompt_tokens,
+                reason=figures.reason,
+            ),
+        )
+        for chunk in figures.prefills:
+            end = chunk.start + chunk.wall
+            sizes: dict[str, Any] = {"tokens": chunk.tokens, "context": chunk.context, "batch": chunk.batch}
+            self._emit(run.session, Prefill(**place, t=chunk.start, end=end, **sizes))
+        for rounds in _continuous(figures.rounds):
+            rows = [Round(*row) for row in rounds]
+            self._emit(run.session, Rounds.of(self.segment, run.session.id, run.turn, rows, figures.mode))
+
+    def _line(self, run: Run, figures: TurnFigures | None, **facts: Any) -> None:
+        facts |= {
+            "request": run.request_id,
+            "session": run.session.id,
+            "api": run.api,
+            "turn": run.turn,
+            "prompt_tokens": len(run.prompt_ids),
+        }
+        if figures is not None:
+            facts["cached_tokens"] = figures.cached_tokens
+            facts["seconds"] = round(figures.finished - figures.queued, 4)
+        if self._content:
+            facts["text"] = run.choices[0].text
+        log.info("turn", extra={"dlite": facts})
+
+
+def message_json(answer: Answer) -> dict[str, Any]:
+    """An answer as an OpenAI message."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.message.content or None}
+    if answer.message.reasoning:
+        message["reasoning_content"] = answer.message.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    elif message["content"] is None:
+        message["content"] = ""
+    return message
+
+
+def _continuous(rounds: list[RoundFact]) -> Iterator[list[RoundFact]]:
+    """Runs of rounds without a pre-emption between them."""
+    run: list[RoundFact] = []
+    for row in rounds:
+        if run and row.context != run[-1].context + run[-1].advance:
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run
