@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 CallStatus = Literal["complete", "invalid", "cut"]
@@ -59,7 +59,7 @@ Delta = TextDelta | ReasoningDelta | CallStart | ArgumentsDelta | CallEnd
 
 @dataclass
 class ParsedCall:
-    """A call as streamed. `span` is what the model wrote for it, markers included, to the letter."""
+    """A call as streamed, whole once it is over. `span` is what the model wrote for it, markers included."""
 
     index: int
     id: str
@@ -69,55 +69,66 @@ class ParsedCall:
     status: CallStatus = "cut"
 
 
-@dataclass
 class Emitter:
-    """Collects deltas between two reads, joining neighbours of one kind, and keeps the calls."""
+    """Collects deltas between two reads, joining neighbours of one kind, and keeps the calls.
 
-    new_id: Callable[[], str] = field(default=lambda: f"call_{uuid.uuid4().hex[:24]}")
-    calls: list[ParsedCall] = field(default_factory=list)
-    after_call: bool = False
-    _deltas: list[Delta] = field(default_factory=list)
+    Attributes:
+        calls: all calls so far.
+        after_call: the latest delta belongs to a call.
+    """
+
+    def __init__(self, new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}") -> None:
+        self.calls: list[ParsedCall] = []
+        self.after_call = False
+        self._new_id = new_id
+        self._deltas: list[Delta] = []
+        self._pieces: list[str] = []
+        self._arguments: list[str] = []
 
     def text(self, text: str) -> None:
         """Answer text; empty text is nothing."""
         if text:
+            if self.after_call:
+                self._join()
             self.after_call = False
-            self._deltas.append(TextDelta(text))
+            self._pieces.append(text)
 
     def start(self, name: str) -> None:
         """A call by its name."""
-        call = ParsedCall(len(self.calls), self.new_id(), name)
+        self._join()
+        self.after_call = True
+        self._arguments = []
+        call = ParsedCall(len(self.calls), self._new_id(), name)
         self.calls.append(call)
         self._deltas.append(CallStart(call.index, call.id, name))
 
     def arguments(self, text: str) -> None:
         """More arguments of the latest call."""
-        self.calls[-1].arguments += text
-        self._deltas.append(ArgumentsDelta(self.calls[-1].index, text))
+        self._arguments.append(text)
+        self._pieces.append(text)
 
     def end(self, span: str, *, closed: bool) -> None:
-        """The latest call is over. `closed` says that its end was seen, or its arguments alone can prove it."""
+        """The latest call is over; `closed` says that its end was seen."""
         call = self.calls[-1]
-        call.span = span
-        if not call.arguments:
+        if not self._arguments:
             self.arguments("")
+        self._join()
+        call.span = span
+        call.arguments = "".join(self._arguments)
         call.status = "complete" if _is_object(call.arguments) else "invalid" if closed else "cut"
-        self.after_call = True
         self._deltas.append(CallEnd(call.index, call.status))
 
     def take(self) -> list[Delta]:
         """The deltas since the last read."""
-        out: list[Delta] = []
-        for delta in self._deltas:
-            last = out[-1] if out else None
-            if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
-                out[-1] = TextDelta(last.text + delta.text)
-            elif isinstance(delta, ArgumentsDelta) and isinstance(last, ArgumentsDelta) and last.index == delta.index:
-                out[-1] = ArgumentsDelta(delta.index, last.text + delta.text)
-            else:
-                out.append(delta)
-        self._deltas = []
+        self._join()
+        out, self._deltas = self._deltas, []
         return out
+
+    def _join(self) -> None:
+        if self._pieces:
+            text = "".join(self._pieces)
+            self._deltas.append(ArgumentsDelta(self.calls[-1].index, text) if self.after_call else TextDelta(text))
+            self._pieces = []
 
 
 def _is_object(text: str) -> bool:
@@ -136,28 +147,34 @@ class MarkerGate:
 
     def __init__(self, *markers: str) -> None:
         self._markers = markers
-        self._spaces = ""
+        self._first = {marker[0] for marker in markers}
+        self._spaces: list[str] = []
         self._held = ""
         self.space = ""
 
     def push(self, char: str) -> tuple[str, str]:
         """Text that is certainly text, and the marker that `char` completed, if it did."""
+        if not self._held and char not in self._first and not char.isspace():
+            return self._release(char), ""
         self._held += char
         text = ""
         while self._held and not any(marker.startswith(self._held) for marker in self._markers):
             first, self._held = self._held[0], self._held[1:]
             if first.isspace():
-                self._spaces += first
+                self._spaces.append(first)
             else:
-                text += self._spaces + first
-                self._spaces = ""
+                text += self._release(first)
         if self._held in self._markers:
-            marker = self._held
-            self.space, self._spaces, self._held = self._spaces, "", ""
+            self.space, marker = self.flush()
             return text, marker
         return text, ""
 
     def flush(self) -> tuple[str, str]:
         """End of stream: the spaces and the unfinished marker that were held back."""
-        spaces, held, self._spaces, self._held = self._spaces, self._held, "", ""
+        spaces, held, self._held = self._release(""), self._held, ""
         return spaces, held
+
+    def _release(self, char: str) -> str:
+        text = "".join(self._spaces) + char
+        self._spaces = []
+        return text

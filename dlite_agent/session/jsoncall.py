@@ -34,17 +34,23 @@ class ObjectScanner:
 
     Attributes:
         key: the current member's key.
-        value: the current member's value so far, verbatim.
+        kind: the first character of the current member's value.
         in_string: the latest character stands inside a string of the value.
     """
 
     def __init__(self) -> None:
         self.key = ""
-        self.value = ""
+        self.kind = ""
+        self._value: list[str] = []
         self.in_string = False
         self._state = "open"
         self._depth = 0
         self._escaped = False
+
+    @property
+    def value(self) -> str:
+        """The current member's value so far, verbatim."""
+        return "".join(self._value)
 
     def push(self, char: str) -> Step:
         """Take one character.
@@ -71,7 +77,7 @@ class ObjectScanner:
             case "after", ",":
                 self._state = "next"
             case "start", _ if char in '"{[-0123456789tfn':
-                self._state, self.value = "value", char
+                self._state, self.kind, self._value = "value", char, [char]
                 self.in_string = char == '"'
                 self._depth = int(char in "{[")
                 return Step.CHAR
@@ -110,7 +116,7 @@ class ObjectScanner:
             self._depth -= 1
         elif not (char in _SPACE or (char.isascii() and (char.isalnum() or char in ",:+-."))):
             raise Malformed
-        self.value += char
+        self._value.append(char)
         if not self._depth and not self.in_string and char in '"}]':
             self._state = "after"
             return Step.CHAR | Step.VALUE
@@ -146,7 +152,7 @@ class JsonCall:
         self._bare = bare
         self._scanner = ObjectScanner()
         self._name = ""
-        self._kept = ""
+        self._kept: list[str] = []
         self._whole = False
         self.started = False
 
@@ -176,21 +182,21 @@ class JsonCall:
         key = self._scanner.key
         if (self._bare and key not in _CALL_KEYS) or (key in _ARGUMENT_KEYS and self._whole):
             raise Malformed
-        if key not in _ARGUMENT_KEYS or self._scanner.value[0] != "{":
+        if key not in _ARGUMENT_KEYS or self._scanner.kind != "{":
             return
         if self._scanner.in_string and char < " ":
             char = json.dumps(char)[1:-1]
         if self.started:
             self._emit.arguments(char)
             return
-        self._kept += char
+        self._kept.append(char)
         if self._name:
             self._start()
 
     def _member(self) -> None:
-        key, value = self._scanner.key, self._scanner.value
+        key, kind = self._scanner.key, self._scanner.kind
         if key == "name":
-            name = _decoded(value)
+            name = _decoded(self._scanner.value)
             if (
                 not isinstance(name, str)
                 or not name
@@ -199,9 +205,10 @@ class JsonCall:
             ):
                 raise Malformed
             self._name = name
-        elif key in _ARGUMENT_KEYS and value[0] != "{":
+        elif key in _ARGUMENT_KEYS and kind != "{":
+            value = self._scanner.value
             decoded = _decoded(value)
-            self._kept = (decoded or "{}") if isinstance(decoded, str) else "{}" if decoded is None else value
+            self._kept = [(decoded or "{}") if isinstance(decoded, str) else "{}" if decoded is None else value]
         self._whole = self._whole or key in _ARGUMENT_KEYS
         if self._name and self._kept and not self.started:
             self._start()
@@ -211,14 +218,14 @@ class JsonCall:
             return
         if not self._name or (self._bare and self._names is None):
             raise Malformed
-        self._kept = "{}"
+        self._kept = ["{}"]
         self._start()
 
     def _start(self) -> None:
         self.started = True
         self._emit.start(self._name)
         if self._kept:
-            self._emit.arguments(self._kept)
+            self._emit.arguments("".join(self._kept))
 
 
 def _decoded(value: str) -> object:

@@ -95,8 +95,8 @@ class ResponseParser:
     def __init__(self, reasoning: ReasoningParser, tools: ToolParser | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
-        self._thought = ""
-        self._said = ""
+        self._thought: list[str] = []
+        self._said: list[str] = []
 
     @property
     def calls(self) -> list[ParsedCall]:
@@ -113,9 +113,9 @@ class ResponseParser:
         return out + (self._keep(self._tools.finish()) if self._tools else [])
 
     def message(self) -> Message:
-        """The assistant's message so far, as a client sees it and will send it back."""
+        """The assistant's message, whole once finished, as a client sees it and will send it back."""
         calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in self.calls)
-        return Message("assistant", self._said, reasoning=self._thought, tool_calls=calls)
+        return Message("assistant", "".join(self._said), reasoning="".join(self._thought), tool_calls=calls)
 
     def _through_tools(self, deltas: list[TextDelta | ReasoningDelta]) -> list[Delta]:
         out: list[Delta] = []
@@ -129,7 +129,7 @@ class ResponseParser:
     def _keep(self, deltas: list[Delta]) -> list[Delta]:
         for delta in deltas:
             if isinstance(delta, TextDelta):
-                self._said += delta.text
+                self._said.append(delta.text)
             elif isinstance(delta, ReasoningDelta):
-                self._thought += delta.text
+                self._thought.append(delta.text)
         return deltas

@@ -69,7 +69,7 @@ class _Parser:
         self._take: Callable[[str], None] = self._in_text
         self._gate = MarkerGate()
         self._call: JsonCall | XmlCall | None = None
-        self._raw = ""
+        self._raw: list[str] = []
 
     @property
     def calls(self) -> list[ParsedCall]:
@@ -84,6 +84,10 @@ class _Parser:
 
     def _in_text(self, char: str) -> None:
         raise NotImplementedError
+
+    def _written(self) -> str:
+        """What the model wrote since the text ended."""
+        return "".join(self._raw)
 
     def _end_text(self) -> None:
         """Give back what the gate held, unless it is only the space behind a call."""
@@ -117,7 +121,7 @@ class TaggedParser(_Parser):
         elif self._call and self._call.cut():
             self._end_call(closed=False)
         else:
-            self._emit.text(self._space + self._raw)
+            self._emit.text(self._space + self._written())
         return self._emit.take()
 
     def _in_text(self, char: str) -> None:
@@ -128,7 +132,7 @@ class TaggedParser(_Parser):
             self._open(marker)
 
     def _open(self, marker: str) -> None:
-        self._raw = marker
+        self._raw = [marker]
         self._array = False
         self._call = None
         self._tagged = marker == _OPEN
@@ -149,16 +153,16 @@ class TaggedParser(_Parser):
             self._begin(JsonCall(self._emit))
             self._in_call(char)
         elif char == "[" and text and not self._array:
-            self._raw += char
+            self._raw.append(char)
             self._array = True
         elif text:
             self._reject(char)
         else:
-            self._raw += char
+            self._raw.append(char)
             if marker == _FUNCTION:
                 self._begin(XmlCall(self._emit, self._parameters))
             elif marker:
-                self._emit.text(self._space + self._raw.removesuffix(marker))
+                self._emit.text(self._space + self._written().removesuffix(marker))
                 self._space = ""
                 self._open(marker)
 
@@ -173,7 +177,7 @@ class TaggedParser(_Parser):
             self._end_body()
             self._behind_call(char)
             return
-        self._raw += char
+        self._raw.append(char)
         if whole:
             self._end_body()
 
@@ -188,28 +192,28 @@ class TaggedParser(_Parser):
         """Behind a call's body anything but an end, a next start, or an array's next object is junk."""
         if self._array and char == "{":
             self._end_call(closed=True)
-            self._raw, self._space = "", ""
+            self._raw, self._space = [], ""
             self._begin(JsonCall(self._emit))
             self._in_call(char)
             return
-        self._raw += char
+        self._raw.append(char)
         marker = self._gate.push(char)[1]
         if marker == _CLOSE:
             self._end_call(closed=True)
         elif marker:
-            self._raw = self._raw.removesuffix(marker)
+            self._raw = [self._written().removesuffix(marker)]
             self._end_call(closed=True)
             self._space = ""
             self._open(marker)
 
     def _end_call(self, *, closed: bool) -> None:
-        self._emit.end(self._raw, closed=closed)
+        self._emit.end(self._written(), closed=closed)
         self._take = self._in_text
         self._gate = MarkerGate(*self._markers)
 
     def _reject(self, char: str) -> None:
         """No call after all: everything since the text was text; the character is read again, it may start a marker."""
-        self._emit.text(self._space + self._raw)
+        self._emit.text(self._space + self._written())
         self._take = self._in_text
         self._gate = MarkerGate(*self._markers)
         self._in_text(char)
@@ -234,47 +238,48 @@ class BareParser(_Parser):
         if self._take == self._in_text:
             self._end_text()
         elif isinstance(self._call, JsonCall) and self._call.cut():
-            self._emit.end(self._raw, closed=False)
-        elif self._raw.strip(" \t\r\n;") or not self._emit.after_call:
-            self._emit.text(self._raw)
+            self._emit.end(self._written(), closed=False)
+        elif self._written().strip(" \t\r\n;") or not self._emit.after_call:
+            self._emit.text(self._written())
         return self._emit.take()
 
     def _at_start(self, char: str) -> None:
         """Where a call may start: spaces and separators are kept aside, in case it does not."""
         text, _ = self._gate.push(char)
-        self._raw += char
+        self._raw.append(char)
         if char == "{" and text:
             self._call = JsonCall(self._emit, names=self._names, bare=True)
             self._call.push(char)
             self._take = self._in_call
         elif text.strip() and not (char == ";" and self._emit.after_call):
-            self._reject("")
+            self._reject()
 
     def _in_call(self, char: str) -> None:
         assert self._call is not None
-        self._raw += char
+        self._raw.append(char)
         try:
             whole = self._call.push(char)
         except Malformed:
             if self._call.started:
-                self._end(self._raw[:-1])
+                self._raw.pop()
+                self._end()
                 self._at_start(char)
             else:
-                self._reject("")
+                self._reject()
             return
         if whole:
-            self._end(self._raw)
+            self._end()
 
-    def _end(self, span: str) -> None:
-        self._emit.end(span, closed=True)
-        self._raw = ""
+    def _end(self) -> None:
+        self._emit.end(self._written(), closed=True)
+        self._raw = []
         self._call = None
         self._gate = MarkerGate(_PYTHON_TAG)
         self._take = self._at_start
 
-    def _reject(self, char: str) -> None:
-        self._emit.text(self._raw + char)
-        self._raw = ""
+    def _reject(self) -> None:
+        self._emit.text(self._written())
+        self._raw = []
         self._gate = MarkerGate(_PYTHON_TAG)
         self._take = self._in_text
 
@@ -282,6 +287,6 @@ class BareParser(_Parser):
         text, marker = self._gate.push(char)
         self._emit.text(text)
         if marker:
-            self._raw = self._gate.space + marker
+            self._raw = [self._gate.space, marker]
             self._gate = MarkerGate(_PYTHON_TAG)
             self._take = self._at_start

@@ -31,7 +31,7 @@ class XmlCall:
         self._word = ""
         self._take = self._in_name
         self._gate = MarkerGate(_PARAMETER, _FUNCTION_END)
-        self._value = ""
+        self._value: list[str] = []
         self._is_text = True
         self._at_start = False
         self._count = 0
@@ -82,7 +82,7 @@ class XmlCall:
         if self._is_text:
             self._emit.arguments('"')
         self._count += 1
-        self._value = ""
+        self._value = []
         self._at_start = True
         self._gate = MarkerGate(_PARAMETER_END)
         self._take = self._in_value
@@ -97,14 +97,14 @@ class XmlCall:
         self._add(text)
         if marker:
             self._add(self._gate.space.removesuffix("\n"))
-            self._emit.arguments('"' if self._is_text else _as_json(self._value))
+            self._emit.arguments('"' if self._is_text else _as_json("".join(self._value)))
             self._gate = MarkerGate(_PARAMETER, _FUNCTION_END)
             self._take = self._between
         return False
 
     def _add(self, text: str) -> None:
         if not self._is_text:
-            self._value += text
+            self._value.append(text)
         elif text:
             self._emit.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
