@@ -294,6 +294,11 @@ class Persister:
             self._latest[session] = found.record
         return found
 
+    def close(self) -> None:
+        """Close the stores. Leases run out by themselves."""
+        for store in self._stores:
+            store.close()
+
 
 def _extend(
     old: Sequence[BlockRef], kind: BlockKind, keys: BlockKeys, end: int, rows: int

@@ -198,6 +198,8 @@ class _Reader:
             for ref, tensor in zip(refs, self._fetch(store, refs, "features"), strict=False):
                 if tensor is not None:
                     kept[ref.stop] = tensor
+        if lost := {ref.stop for _, ref in sound if ref.kind == "features"} - kept.keys():
+            self._why.append(f"features of {len(lost)} boundaries are missing or refused")
         return kept
 
     def _kv(self, sound: Sequence[tuple[SessionStore, BlockRef]], boundary: int) -> tuple[str | None, list[Tensor]]:

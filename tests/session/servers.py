@@ -32,12 +32,15 @@ def free_port() -> int:
 class RedisServer:
     """Started on entry and killed on exit; `kill` and `start` in between are a crash and a restart."""
 
-    def __init__(self, folder: Path, *, persistent: bool, password: str | None = None, executable: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, persistent: bool, password: str | None = None, executable: str | None = None
+    ) -> None:
         self._folder = folder
         self._executable = executable or binary()
         self.port = free_port()
         self._password = password
-        self._options = ["--appendonly", "yes", "--appendfsync", "always"] if persistent else ["--appendonly", "no"]
+        self._options = ["--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self._options += ["--appendonly", "yes", "--appendfsync", "always"] if persistent else ["--appendonly", "no"]
         if password is not None:
             self._options += ["--requirepass", password]
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,8 +56,7 @@ class RedisServer:
     def start(self) -> None:
         self._folder.mkdir(exist_ok=True)
         self._process = subprocess.Popen(
-            [self._executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-            + ["--save", "", *self._options],
+            [self._executable, "--port", str(self.port), *self._options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -79,5 +81,7 @@ class RedisServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.kill()

@@ -92,7 +92,7 @@ def test_a_key_depends_on_every_id_before_it_and_on_the_model() -> None:
     keys = BlockKeys(FINGERPRINT, ids, [20, 40])
     key = keys.key("kv", 20, 40)
     assert key is not None
-    assert key == BlockKeys(FINGERPRINT, ids + [1], [40]).key("kv", 20, 40)
+    assert key == BlockKeys(FINGERPRINT, [*ids, 1], [40]).key("kv", 20, 40)
     for changed in (0, 19, 20, 39):
         other = [*ids[:changed], 99, *ids[changed + 1 :]]
         assert BlockKeys(FINGERPRINT, other, [40]).key("kv", 20, 40) != key

@@ -33,10 +33,11 @@ from dlite_agent.session.store.base import (
 _FETCH = 8
 """Blocks asked for at once: at most 64 MB on the way."""
 
-# KEYS lease, epoch, record. Newest epoch that has been given out or written.
+# KEYS lease, last lease given out, record. Newest epoch that has been given out or written.
 _NEWEST = """
-local given = tonumber(redis.call('GET', KEYS[2]) or '0')
-local newest = math.max(given, tonumber(redis.call('HGET', KEYS[3], 'epoch') or '0'))
+local given = redis.call('GET', KEYS[2])
+local newest = tonumber(redis.call('HGET', KEYS[3], 'epoch') or '0')
+if given then newest = math.max(newest, tonumber(string.match(given, '^%d+'))) end
 local lease = redis.call('GET', KEYS[1])
 """
 # ARGV owner, lease ms, ttl ms, epoch to be above. Returns the epoch, or minus the ms that another's lease has left.
@@ -50,8 +51,9 @@ if lease then
   return tonumber(epoch)
 end
 local epoch = math.max(newest, tonumber(ARGV[4])) + 1
-redis.call('SET', KEYS[2], epoch, 'PX', ARGV[3])
-redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])
+local mine = epoch .. ' ' .. ARGV[1]
+redis.call('SET', KEYS[2], mine, 'PX', ARGV[3])
+redis.call('SET', KEYS[1], mine, 'PX', ARGV[2])
 return epoch
 """
 )
@@ -60,9 +62,11 @@ _GUARD = (
     _NEWEST
     + """
 local mine = ARGV[2] .. ' ' .. ARGV[1]
-if lease and lease ~= mine then return 0 end
-if not lease and newest ~= 0 and newest ~= tonumber(ARGV[2]) then return 0 end
-redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
+local epoch = tonumber(ARGV[2])
+if newest > epoch or (lease and lease ~= mine) then return 0 end
+if not lease and given and given ~= mine then return 0 end
+if not lease and not given and newest ~= 0 and newest ~= epoch then return 0 end
+redis.call('SET', KEYS[2], mine, 'PX', ARGV[4])
 redis.call('SET', KEYS[1], mine, 'PX', ARGV[3])
 """
 )
@@ -125,7 +129,7 @@ class RedisStore:
         return ":".join((self._namespace, f"{{{tag}}}", *what))
 
     def _base(self, session: str) -> list[str]:
-        return [self._key(session, "lease"), self._key(session, "epoch"), self._key(session, "record")]
+        return [self._key(session, "lease"), self._key(session, "given"), self._key(session, "record")]
 
     def _call(self, work: Callable[[], _T]) -> _T:
         try:
@@ -194,7 +198,7 @@ class RedisStore:
         data = self.load(session)
         if data is not None:
             pipeline = self._client.pipeline(transaction=False)
-            pipeline.pexpire(self._key(session, "epoch"), self._ttl)
+            pipeline.pexpire(self._key(session, "given"), self._ttl)
             for key in ("record", *self._named(data)):
                 pipeline.pexpire(self._key(session, key), self._ttl)
             self._call(pipeline.execute)

@@ -1,0 +1,57 @@
+"""A process that commits turns of four sessions until it is killed."""
+
+from __future__ import annotations
+
+import random
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from dlite_agent.decode.state import DecodeState
+from dlite_agent.session.restore import Loaded
+from dlite_agent.session.store.disk import DiskStore
+from dlite_agent.session.store.redis import RedisStore
+from tests.session.stored import CPU, facts, grow, persister, pool
+
+SESSIONS = ("a", "b", "c", "d")
+
+
+def ids_of(session: str, turn: int) -> list[int]:
+    """What a session's turn adds: the same in every process, so that an oracle needs no memory."""
+    source = random.Random(f"{session} {turn}")
+    return [source.randrange(1000) for _ in range(source.randrange(1, 400))]
+
+
+def all_ids(session: str, turns: int) -> list[int]:
+    return [token for turn in range(1, turns + 1) for token in ids_of(session, turn)]
+
+
+def run(root: Path, url: str | None, seed: int, done: Connection) -> None:
+    """Restore, then commit turns for ever; tells of every commit after it returned."""
+    torch.set_num_threads(1)
+    source = random.Random(seed)
+    store = DiskStore(root)
+    shared = None if url is None else RedisStore(url, timeout_s=5)
+    keeper = persister(store, shared, owner="writer")
+    states: dict[str, DecodeState] = {}
+    ends: dict[str, list[int]] = {}
+    for session in SESSIONS:
+        keeper.hold(session)
+        found = keeper.read(session)
+        if isinstance(found, Loaded):
+            states[session] = found.apply(pool().sequence(), CPU)
+            ends[session] = [turn.end for turn in found.record.history.turns]
+        else:
+            states[session], ends[session] = DecodeState(pool().sequence()), []
+    while True:
+        session = source.choice(SESSIONS)
+        if len(ends[session]) >= 20:
+            keeper.local.delete(session)
+            done.send((session, -1))
+            states[session], ends[session] = DecodeState(pool().sequence()), []
+        state = states[session]
+        grow(state, ids_of(session, len(ends[session]) + 1))
+        ends[session].append(len(state.ids))
+        keeper.commit(keeper.snapshot(session, state, facts(*ends[session])))
+        done.send((session, len(ends[session])))
