@@ -109,22 +109,28 @@ class DrafterConfig:
         block = _need(config, "block_size", int)
         if block < 2:
             raise CheckpointError(f"block_size must be at least 2, not {block}", param="block_size")
-        extensions = config.get("dlite_agent_extensions") or {}
-        if unknown := set(extensions) - {"draft_vocab_size"}:
-            raise CheckpointError(f"unknown extension {min(unknown)!r}", param="dlite_agent_extensions")
+        if set(config.get("layer_types") or []) - {"full_attention"}:
+            raise CheckpointError("layer_types must all be full_attention", param="layer_types")
         vocab = _need(config, "vocab_size", int)
         mask = _need(dlite, "mask_token_id", int)
         if not 0 <= mask < vocab:
             raise CheckpointError(f"mask_token_id {mask} is outside the {vocab} embedding rows", param="mask_token_id")
-        heads = _need(config, "num_attention_heads", int)
+        heads, kv_heads = _need(config, "num_attention_heads", int), _need(config, "num_key_value_heads", int)
+        if kv_heads < 1 or heads % kv_heads:
+            raise CheckpointError(
+                f"num_key_value_heads must divide {heads} heads, not be {kv_heads}", param="num_key_value_heads"
+            )
+        depth = _need(config, "num_hidden_layers", int)
+        if depth < 1:
+            raise CheckpointError(f"num_hidden_layers must be at least 1, not {depth}", param="num_hidden_layers")
         hidden = _need(config, "hidden_size", int)
         return cls(
             num_target_layers=layers,
-            depth=_need(config, "num_hidden_layers", int),
+            depth=depth,
             hidden_size=hidden,
             intermediate_size=_need(config, "intermediate_size", int),
             num_heads=heads,
-            num_kv_heads=_need(config, "num_key_value_heads", int),
+            num_kv_heads=kv_heads,
             head_dim=config.get("head_dim") or hidden // heads,
             vocab_size=vocab,
             norm_eps=_need(config, "rms_norm_eps", float),
@@ -135,7 +141,7 @@ class DrafterConfig:
             target_layer_ids=ids,
             rank=rank,
             mask_token_id=mask,
-            draft_vocab_size=extensions.get("draft_vocab_size"),
+            draft_vocab_size=_draft_vocab_size(config, vocab),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -211,8 +217,20 @@ def _group_size(dlite: dict[str, Any], stated: int | None) -> int:
         raise CheckpointError(
             f"anchor_group_size is {size} in the checkpoint, {stated} was stated", param="anchor_group_size"
         )
-    if not isinstance(size, int) or size < 1:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise CheckpointError(f"anchor_group_size must be a whole number >= 1, not {size!r}", param="anchor_group_size")
+    return size
+
+
+def _draft_vocab_size(config: dict[str, Any], vocab: int) -> int | None:
+    if config.get("dlite_agent_extensions") is None:
+        return None
+    extensions = _need(config, "dlite_agent_extensions", dict)
+    if unknown := set(extensions) - {"draft_vocab_size"}:
+        raise CheckpointError(f"unknown extension {min(unknown)!r}", param="dlite_agent_extensions")
+    size: int = _need(extensions, "draft_vocab_size", int)
+    if not 1 <= size <= vocab:
+        raise CheckpointError(f"draft_vocab_size must be 1..{vocab}, not {size}", param="draft_vocab_size")
     return size
 
 
