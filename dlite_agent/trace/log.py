@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 import uuid
@@ -149,6 +150,7 @@ class EventLog:
 
 
 _TEXT_FIELDS = ("text", "error", "reason")
+_BLOCK = 1 << 16
 
 
 def _line(event: AnyEvent) -> str:
@@ -172,15 +174,20 @@ def _repair(path: Path) -> int:
     if not path.exists():
         return 0
     with path.open("rb+") as file:
-        data = file.read()
-        keep = data.rfind(b"\n") + 1
-        tail = data[keep:]
+        at = file.seek(0, os.SEEK_END)
+        tail = b""
+        while at > 0 and b"\n" not in tail:
+            step = min(_BLOCK, at)
+            at = file.seek(at - step)
+            tail = file.read(step) + tail
+        tail = tail[tail.rfind(b"\n") + 1 :]
+        end = file.seek(0, os.SEEK_END)
         if not tail:
             return 0
         try:
             json.loads(tail)
         except ValueError:
-            file.truncate(keep)
+            file.truncate(end - len(tail))
             return len(tail)
         file.write(b"\n")
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = "[redacted]"
 
@@ -15,28 +15,51 @@ _NAMES = (
 )
 _SECRET_KEY = re.compile(rf"{_NAMES}$", re.IGNORECASE)
 
-_PATTERNS = tuple(
-    re.compile(pattern, flags)
-    for pattern, flags in (
-        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-        (r"\bsk-[A-Za-z0-9_-]{16,}", 0),
-        (r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|hf|xox[abprs])[_-][A-Za-z0-9_-]{16,}", 0),
-        (r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", 0),
-        (r"\bAIza[A-Za-z0-9_-]{30,}", 0),
-        (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*", 0),
-    )
+
+class _Rule(NamedTuple):
+    """A pattern, tried only where one of the seeds occurs: finding a fixed text is far cheaper than the pattern."""
+
+    seeds: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+
+_SHAPES = (
+    _Rule(
+        ("PRIVATE KEY",),
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+        ),
+    ),
+    _Rule(("sk-",), re.compile(r"\bsk-[A-Za-z0-9_-]{16,}")),
+    _Rule(
+        ("gh", "glpat", "hf_", "xox"),
+        re.compile(r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|hf|xox[abprs])[_-][A-Za-z0-9_-]{16,}"),
+    ),
+    _Rule(("AKIA", "ASIA"), re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")),
+    _Rule(("AIza",), re.compile(r"\bAIza[A-Za-z0-9_-]{30,}")),
+    _Rule(("eyJ",), re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*")),
 )
-# Groups 1 and 3 stay, what lies between is the secret. Unquoted values are taken only in the shapes of environment
-# files, query strings and YAML, since source code assigns to names such as `token` all the time.
-_KEPT_AROUND = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        r"(\b(?:bearer|basic)\s+)([A-Za-z0-9+/=_.~-]{8,})()",
-        r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)([^\s/@]+)(@)",
-        rf"({_NAMES}\\?[\"']?\s*[:=]\s*\\?[\"'])((?:(?!\\?[\"']).)+)(\\?[\"'])",
-        rf"({_NAMES}=)([^\s\"'&;,()\\]{{6,}})()",
-        rf"({_NAMES}:[ \t]*)((?=[^\s,]*\d)[^\s\"'&;,(){{}}\[\]\\]{{8,}})()",
-    )
+_NAME_SEEDS = ("key", "secret", "passw", "passphrase", "auth", "token", "cookie", "credential")
+# Tried line by line, seeds in lower case. Groups 1 and 3 stay, what lies between is the secret. Unquoted values are
+# taken only in the shapes of environment files, query strings and YAML, since source code assigns to names such as
+# `token` all the time.
+_CONTEXTS = (
+    _Rule(("bearer", "basic"), re.compile(r"(\b(?:bearer|basic)[ \t]+)([A-Za-z0-9+/=_.~-]{8,})()", re.IGNORECASE)),
+    _Rule(
+        ("://",),
+        re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{0,256}:)([^\s/@]{1,1024})(@)", re.IGNORECASE),
+    ),
+    _Rule(
+        _NAME_SEEDS,
+        re.compile(
+            rf"({_NAMES}\\?[\"']?[ \t]*[:=][ \t]*\\?[\"'])((?:(?!\\?[\"']).){{1,8192}})(\\?[\"'])", re.IGNORECASE
+        ),
+    ),
+    _Rule(_NAME_SEEDS, re.compile(rf"({_NAMES}=)([^\s\"'&;,()\\]{{6,}})()", re.IGNORECASE)),
+    _Rule(
+        _NAME_SEEDS,
+        re.compile(rf"({_NAMES}:[ \t]*)((?=[^\s,]{{0,256}}\d)[^\s\"'&;,(){{}}\[\]\\]{{8,}})()", re.IGNORECASE),
+    ),
 )
 
 
@@ -55,11 +78,10 @@ class Redactor:
         for literal in sorted(self.literals, key=len, reverse=True):
             if literal:
                 value = value.replace(literal, MARK)
-        for pattern in _PATTERNS:
-            value = pattern.sub(MARK, value)
-        for pattern in _KEPT_AROUND:
-            value = pattern.sub(lambda match: f"{match[1]}{MARK}{match[3]}", value)
-        return value
+        for rule in _SHAPES:
+            if any(seed in value for seed in rule.seeds):
+                value = rule.pattern.sub(MARK, value)
+        return "\n".join(map(_redact_line, value.split("\n")))
 
     def value(self, value: Any) -> Any:
         """A JSON value, redacted throughout; keys of objects are kept unless they hold a secret themselves."""
@@ -77,3 +99,11 @@ class Redactor:
 
 def _may_hide(value: Any) -> bool:
     return value is not None and not isinstance(value, (bool, dict, list, tuple)) and value != ""
+
+
+def _redact_line(line: str) -> str:
+    lower = line.lower()
+    for rule in _CONTEXTS:
+        if any(seed in lower for seed in rule.seeds):
+            line = rule.pattern.sub(lambda match: f"{match[1]}{MARK}{match[3]}", line)
+    return line

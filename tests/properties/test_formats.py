@@ -18,7 +18,7 @@ from dlite_agent.trace.formats.build import Document
 from dlite_agent.trace.formats.chrome import to_chrome
 from dlite_agent.trace.log import Log, dump_lines, parse_lines
 from dlite_agent.trace.phases import timelines
-from dlite_agent.trace.redact import Redactor
+from dlite_agent.trace.redact import MARK, Redactor
 from dlite_agent.trace.report import to_table
 from dlite_agent.trace.report_html import to_html
 from dlite_agent.trace.summary import summarise
@@ -128,9 +128,9 @@ def test_no_planted_secret_gets_through(secret: str, value: Any, key: str, text:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.text(min_size=5, max_size=20), TEXT)
+@given(st.text(string.ascii_letters + string.digits, min_size=5, max_size=20), TEXT)
 def test_no_literal_gets_through(literal: str, text: str) -> None:
-    assert literal not in Redactor(literals=(literal,)).text(text + literal + text) or literal in "[redacted]"
+    assert literal not in Redactor(literals=(literal,)).text(text + literal + text) or literal in MARK
 
 
 @settings(max_examples=50, deadline=None)

@@ -38,6 +38,15 @@ def test_a_half_written_last_line_is_cut_on_reopening(tmp_path: Path) -> None:
     assert isinstance(found.events[-1], Segment)
 
 
+def test_a_long_half_written_line_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    whole = dump_lines(sample.events()[:2])
+    path.write_text(whole + '{"kind":"note","text":"' + "x" * 200_000)
+    with EventLog(path) as writer:
+        assert writer.cut_bytes == 200_023
+    assert read_log(path).events[:-1] == sample.events()[:2]
+
+
 def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text(dump_lines(sample.events())[:-1])
