@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from dlite_agent import __doc__ as about
-from dlite_agent.api import chat, ops, problems
+from dlite_agent.api import chat, completions, messages, ops, problems, responses, sessions
 from dlite_agent.api.metrics import Metrics
 from dlite_agent.api.recorder import Recorder
 from dlite_agent.api.security import Gate, middleware_options
@@ -67,8 +67,8 @@ def build_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="DLite Agent", description=str(about), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.draining = False
     app.state.failure = None
-    for router in (chat.router, ops.router):
-        app.include_router(router)
+    for part in (chat, completions, messages, responses, sessions, ops):
+        app.include_router(part.router)
     if settings.server.allowed_origins:
         app.user_middleware.append(Middleware(CORSMiddleware, **middleware_options(settings.server.allowed_origins)))
     app.user_middleware.append(Middleware(Gate, settings=settings.server))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlite_agent.api.recorder import Recorder
+from dlite_agent.api.stored import ResponseStore
 from dlite_agent.api.turns import Choice, Run
 from dlite_agent.config import Settings
 from dlite_agent.decode.engine import Engine
@@ -102,9 +103,10 @@ class Service:
         self.names = settings.model.names or (settings.model.target.rstrip("/").rsplit("/", 1)[-1],)
         self.created = int(time.time())
         self.fingerprint = f"fp_{target.fingerprint}"
-        self._vocab_size = target.spec.vocab_size
+        self.vocab_size = target.spec.vocab_size
         self._grammars: Grammars | None = None
         self._grammars_lock = asyncio.Lock()
+        self.responses = ResponseStore(settings.server.max_responses)
         self.registry = Registry(max_sessions=settings.server.max_sessions, on_drop=self._dropped)
         self._longest_token = max(len(token) for token in runtime.tokenizer.get_vocab())
 
@@ -112,6 +114,10 @@ class Service:
     def model(self) -> str:
         """The name under which the model is served first."""
         return self.names[0]
+
+    def count(self, text: str) -> int:
+        """Tokens that a text would have on its own."""
+        return len(self.template.encode(text)) if text else 0
 
     def token_text(self, token: int) -> str:
         """A token alone as text; part of a character shows as U+FFFD."""
@@ -223,7 +229,7 @@ class Service:
         async with self._grammars_lock:
             if self._grammars is None:
                 self._grammars = await asyncio.to_thread(
-                    Grammars, self.tokenizer, vocab_size=self._vocab_size, stop_ids=self.template.stop_ids
+                    Grammars, self.tokenizer, vocab_size=self.vocab_size, stop_ids=self.template.stop_ids
                 )
         return self._grammars
 

@@ -1,0 +1,136 @@
+"""Anthropic's content blocks to the messages that all shapes share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dlite_agent.api.fields import Tools, checked_function
+from dlite_agent.errors import InvalidRequest
+from dlite_agent.session.messages import JSON
+
+
+def openai_messages(system: Any, messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The conversation in OpenAI's shape.
+
+    Raises:
+        InvalidRequest: a message or block has a shape or type that cannot be honoured.
+    """
+    out: list[dict[str, Any]] = []
+    if system:
+        out.append({"role": "system", "content": _texts(system, "system")})
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, dict):
+            raise InvalidRequest(f"{where} must be an object.", param=where)
+        role, content = message.get("role"), message.get("content")
+        if role not in ("user", "assistant", "system"):
+            raise InvalidRequest(f"{where}.role must be user, assistant or system.", param=f"{where}.role")
+        if content is None or not isinstance(content, (str, list)):
+            raise InvalidRequest(f"{where}.content must be a string or an array of blocks.", param=f"{where}.content")
+        if isinstance(content, str):
+            out.append({"role": role, "content": content})
+        elif role == "assistant":
+            out.append(_assistant(content, f"{where}.content"))
+        elif role == "system":
+            out.append({"role": role, "content": _texts(content, f"{where}.content")})
+        else:
+            out += _user(content, f"{where}.content")
+    if out and out[-1]["role"] == "assistant":
+        raise InvalidRequest("A final assistant message (prefill) is not supported.", param="messages")
+    return out
+
+
+def _texts(content: Any, where: str) -> list[str] | str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where} must be a string or an array of text blocks.", param=where)
+    return [_text(block, f"{where}[{i}]") for i, block in enumerate(content)]
+
+
+def _text(block: Any, where: str) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    text = block.get("text") if isinstance(block, dict) else None
+    if kind != "text" or not isinstance(text, str):
+        raise InvalidRequest(f"{where}: only text blocks are supported here, got {kind!r}.", param=where)
+    return text
+
+
+def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
+    texts: list[str] = []
+    reasoning = ""
+    calls = []
+    for i, block in enumerate(blocks):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "thinking" and isinstance(block.get("thinking"), str):
+            reasoning += block["thinking"]
+        elif kind == "tool_use":
+            name, given = block.get("name"), block.get("input")
+            if not isinstance(name, str) or not isinstance(given, dict):
+                raise InvalidRequest(f"{where}[{i}] needs a name and an input object.", param=f"{where}[{i}]")
+            arguments = json.dumps(given, ensure_ascii=False)
+            calls.append(
+                {"id": block.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
+            )
+        elif kind != "redacted_thinking":
+            texts.append(_text(block, f"{where}[{i}]"))
+    return {"role": "assistant", "content": texts, "reasoning_content": reasoning, "tool_calls": calls}
+
+
+def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
+    """Tool results as messages of their own, then what the user says."""
+    results: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for i, block in enumerate(blocks):
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            content = block.get("content")
+            text = "\n".join(_texts(content, f"{where}[{i}].content")) if isinstance(content, list) else content or ""
+            if not isinstance(text, str):
+                raise InvalidRequest(f"{where}[{i}].content must be text.", param=f"{where}[{i}].content")
+            if block.get("is_error"):
+                text = f"Error: {text}"
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+        else:
+            texts.append(_text(block, f"{where}[{i}]"))
+    said = [{"role": "user", "content": texts}] if texts or not results else []
+    return results + said
+
+
+def client_tools(tools: Sequence[Any] | None) -> Tools:
+    """Anthropic's client tools as OpenAI function tools; tools that a server would run are skipped with a warning.
+
+    Raises:
+        InvalidRequest: a tool is malformed.
+    """
+    functions: list[JSON] = []
+    warnings = []
+    for i, tool in enumerate(tools or ()):
+        where = f"tools[{i}]"
+        if not isinstance(tool, dict):
+            raise InvalidRequest(f"{where} must be an object.", param=where)
+        kind = tool.get("type")
+        if kind not in (None, "custom"):
+            warnings.append(f"{where} of type {kind!r} was skipped: only client tools with a schema are supported")
+            continue
+        schema = tool.get("input_schema")
+        if not isinstance(schema, dict):
+            raise InvalidRequest(f"{where}.input_schema must be a JSON schema.", param=f"{where}.input_schema")
+        function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}
+        function["strict"] = tool.get("strict")
+        functions.append({"type": "function", "function": checked_function(function, where)})
+    return Tools(functions, warnings)
+
+
+def openai_choice(choice: Any) -> tuple[Any, bool]:
+    """`tool_choice` in OpenAI's words, and whether parallel calls are allowed. Raises InvalidRequest."""
+    if choice is None:
+        return "auto", True
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    words: dict[Any, Any] = {"auto": "auto", "any": "required", "none": "none"}
+    if kind == "tool" and isinstance(choice.get("name"), str):
+        words["tool"] = {"type": "function", "function": {"name": choice["name"]}}
+    if kind not in words:
+        raise InvalidRequest("tool_choice.type must be auto, any, none, or tool with a name.", param="tool_choice")
+    return words[kind], not choice.get("disable_parallel_tool_use")

@@ -1,0 +1,113 @@
+"""/v1/sessions: list, get, fork, delete, and a session's events live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from dlite_agent.api import problems
+from dlite_agent.api.fields import Name, Strict, caller_of, read, service_of
+from dlite_agent.api.service import Service
+from dlite_agent.api.stream import EventStream, frame
+from dlite_agent.session.registry import Session
+from dlite_agent.trace.events import KnownEvent, dump
+
+router = APIRouter()
+
+
+class ForkRequest(Strict):
+    """turn: keep only so many leading turns; session_id: a name for the fork."""
+
+    turn: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    session_id: Name | None = None
+
+
+def _card(service: Service, session: Session) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "object": "session",
+        "name": session.name or None,
+        "parent": session.parent or None,
+        "created": int(session.created),
+        "last_used": int(session.used),
+        "turns": session.turns,
+        "tokens": len(session.ids),
+        "device_tokens": service.engine.held(session.key),
+        "in_flight": session.in_flight,
+        "last_divergence": session.divergence,
+    }
+
+
+@router.get("/v1/sessions")
+async def list_sessions(request: Request) -> Response:
+    """The caller's sessions, the latest used first."""
+    service = service_of(request)
+    sessions = service.registry.list(caller_of(request).owner)
+    return problems.Json({"object": "list", "data": [_card(service, session) for session in sessions]})
+
+
+@router.post("/v1/sessions/{session_id:path}/fork", status_code=201)
+async def fork_session(request: Request, session_id: str) -> Response:
+    """A new session with the same past; the KV they share is copied when the fork is first used."""
+    service = service_of(request)
+    fields = await read(request, ForkRequest) if await request.body() else ForkRequest()
+    session = service.registry.get(caller_of(request).owner, session_id)
+    fork = service.registry.fork(session, turn=fields.turn, name=fields.session_id or "")
+    return problems.Json(_card(service, fork), status_code=201)
+
+
+@router.get("/v1/sessions/{session_id:path}/events")
+async def session_events(
+    request: Request,
+    session_id: str,
+    follow: Annotated[bool, Query(description="Stay, and send coming events too.")] = True,
+) -> Response:
+    """The session's latest trace events as server-sent events."""
+    service = service_of(request)
+    recorder = service.recorder
+    session = service.registry.get(caller_of(request).owner, session_id)
+    past = recorder.events(session)
+    mailbox = recorder.listen(session) if follow else None
+
+    def leave() -> None:
+        if mailbox is not None:
+            recorder.leave(session, mailbox)
+
+    frames = _frames(past, mailbox, service.settings.server.keepalive_seconds)
+    return EventStream(frames, leave, {})
+
+
+async def _frames(
+    past: list[KnownEvent], mailbox: asyncio.Queue[KnownEvent | None] | None, pause: float
+) -> AsyncIterator[bytes]:
+    for event in past:
+        yield frame(dump(event), event.kind)
+    while mailbox is not None:
+        try:
+            coming = await asyncio.wait_for(mailbox.get(), pause)
+        except TimeoutError:
+            yield b": idle\n\n"
+            continue
+        if coming is None:
+            return
+        yield frame(dump(coming), coming.kind)
+
+
+@router.get("/v1/sessions/{session_id:path}")
+async def get_session(request: Request, session_id: str) -> Response:
+    """One session, by its id or its name."""
+    service = service_of(request)
+    return problems.Json(_card(service, service.registry.get(caller_of(request).owner, session_id)))
+
+
+@router.delete("/v1/sessions/{session_id:path}")
+async def delete_session(request: Request, session_id: str) -> Response:
+    """Forget a session, with all its memory."""
+    service = service_of(request)
+    session = service.registry.get(caller_of(request).owner, session_id)
+    service.registry.delete(session)
+    return problems.Json({"id": session.id, "object": "session.deleted", "deleted": True})
