@@ -10,16 +10,20 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.train.prompts import Message, Prompt, prompt_about
 from dlite_agent.train.questions import questions, tracebacks
 from dlite_agent.train.sources import held_out, scan
 
+Ints = NDArray[np.int64]
 SPLITS = ("train", "held_out")
 
 
@@ -122,6 +126,15 @@ def read_plan(folder: Path) -> list[Request]:
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise InvalidRequest(f"the plan of {folder} does not match its manifest: build it anew", param="corpus")
     return [Request(**json.loads(line)) for line in text.splitlines()]
+
+
+def count_ids(requests: Iterable[Request], encode: Callable[[list[Message]], list[int]], vocab_size: int) -> Ints:
+    """Occurrences [V] of each id in the prompts of the training side."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for request in requests:
+        if request.split == "train":
+            counts += np.bincount(encode(request.messages), minlength=vocab_size)
+    return counts
 
 
 def read_prompts(path: Path) -> list[Request]:

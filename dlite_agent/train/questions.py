@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import random
 import traceback
 
@@ -66,7 +67,7 @@ def questions(*, seed: int) -> list[Prompt]:
     return prompts
 
 
-_FAULTS = """
+_FAULTS = r"""
 import json; json.loads('{"name": "%(word)s", "size": }')
 import json; json.dumps({"%(word)s": object()})
 int("%(word)s")
@@ -101,7 +102,7 @@ import tomllib; tomllib.loads("%(word)s = ")
 import xml.etree.ElementTree as e; e.fromstring("<%(word)s>")
 import zipfile; zipfile.ZipFile(__import__("io").BytesIO(b"%(word)s"))
 import hashlib; hashlib.new("%(word)s")
-import unicodedata; unicodedata.name("\\x00")
+import unicodedata; unicodedata.name("\x00")
 import enum; enum.Enum("E", "a b")("%(word)s")
 import dataclasses; dataclasses.make_dataclass("D", ["a"])(1, %(number)d)
 def f(x): return f(x + 1)\nf(%(number)d)
@@ -115,7 +116,7 @@ import inspect; inspect.signature(%(number)d)
 import shutil; shutil.copy("%(word)s.cfg", "/nowhere/%(word)s.cfg")
 import urllib.request; urllib.request.urlopen("%(word)s")
 import http.client; http.client.HTTPConnection("127.0.0.1", 1, timeout=1).request("GET", "/%(word)s")
-import csv; list(csv.reader(["a\\0b", 3]))
+import csv; list(csv.reader(["a\0b", 3]))
 import random; random.sample(range(3), %(number)d)
 import itertools; next(itertools.islice([], %(number)d, None))
 import functools; functools.reduce(lambda a, b: a + b, [])
@@ -149,7 +150,7 @@ def tracebacks(count: int, *, seed: int) -> list[Source]:
         code = programs[i % len(programs)] % {"word": rng.choice(_WORDS), "number": rng.randint(4, 99)}
         name = f"{rng.choice(_WORDS)}/{rng.choice(_WORDS)}.py"
         output = ""
-        with contextlib.suppress(SystemExit):
+        with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
             try:
                 exec(compile(code, name, "exec"), {"__name__": "__main__"})
             except Exception as error:

@@ -20,7 +20,7 @@ class Shape:
     rank: int = 256
     anchor_group_size: int = 1
     block_size: int = 8
-    draft_vocab: int = 16384
+    draft_vocab: int = 8192
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,15 @@ class Loss:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW without weight decay: peak rate, warm-up steps, final rate as a share of the peak, clipping norm."""
+    """AdamW without weight decay: peak rate, warm-up steps, final rate as a share of the peak, clipping norm.
+
+    `tables` is the rate of the head's two vocabulary tables, which start out good, as a share of all others'.
+    """
 
     lr: float = 1e-3
     warmup: int = 100
     final: float = 0.02
+    tables: float = 0.3
     clip: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.95
@@ -46,12 +50,16 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Settings:
-    """A run: `cache` is the training cache, `held_out` another one to evaluate on; sizes count anchors."""
+    """A run: `cache` is the training cache, `held_out` another one to evaluate on; sizes count anchors.
+
+    `init` names a drafter folder to start from; `text_counts` an array of id counts (see `data.count_ids`).
+    """
 
     target: str
     cache: str
     held_out: str = ""
     init: str = ""
+    text_counts: str = ""
     mask_token_id: int = -1
     steps: int = 2000
     batch: int = 256

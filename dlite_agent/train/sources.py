@@ -116,7 +116,7 @@ def _files(root: Path) -> Iterator[Path]:
         subfolders[:] = sorted(name for name in subfolders if name not in PRUNED)
         for name in sorted(names):
             path = Path(folder) / name
-            if kind_of(path) and not path.is_symlink() and SMALLEST <= path.stat().st_size <= LARGEST:
+            if kind_of(path) and not path.is_symlink() and path.stat().st_size <= LARGEST:
                 yield path
 
 

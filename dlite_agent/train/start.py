@@ -44,20 +44,29 @@ def statistics(shards: Sequence[Shard]) -> Statistics:
     joined = torch.cat(taps)
     mean, spread = [], []
     for layer in range(joined.shape[1]):
-        x = joined[:, layer].float()
+        x = joined[:: max(len(joined) // 8192, 1), layer].float()
         # A sequence's first token has states hundreds of times larger in a few channels: medians are not moved by it.
-        centre = x[:: max(len(x) // 8192, 1)].median(dim=0).values
+        centre = x.median(dim=0).values
         mean.append(centre)
         spread.append((x - centre).abs().median(dim=0).values * 1.48)
     return Statistics(torch.stack(mean), torch.stack(spread), joined[:, -1].float(), torch.cat(ids))
 
 
-def draft_vocabulary(shards: Sequence[Shard], size: int, vocab_size: int, special: Sequence[int]) -> Tensor:
-    """The `size` ids that the target chose or the corpus holds most often, and all special ids; ascending."""
-    counts = torch.zeros(vocab_size, dtype=torch.float64)
+CHOICE = 20
+"""How many occurrences in the corpus's text one choice of the target counts for."""
+
+
+def draft_vocabulary(shards: Sequence[Shard], text_counts: Tensor, size: int, special: Sequence[int]) -> Tensor:
+    """The `size` ids that the target chooses or the corpus's text holds most often, and all special ids; ascending.
+
+    Args:
+        text_counts: occurrences [V] of each id in the prompts of the whole corpus.
+    """
+    vocab_size = text_counts.shape[0]
+    counts = text_counts.double()
     for shard in shards:
-        for ids in (shard.ids[:], shard.top_ids[:, 0]):
-            counts += torch.bincount(torch.from_numpy(ids.astype("int64")), minlength=vocab_size)
+        chosen = torch.from_numpy(shard.top_ids[:, 0].astype("int64"))
+        counts += CHOICE * torch.bincount(chosen, minlength=vocab_size)
     counts += torch.linspace(0.5, 0, vocab_size, dtype=torch.float64)  # unseen ids: low ones are the commoner merges
     counts[list(special)] = float("inf")
     return counts.topk(size).indices.sort().values
@@ -95,8 +104,9 @@ def initialise(drafter: Drafter, stats: Statistics, embedding: Tensor, lm_head: 
     rank = config.rank
     for name, parameter in drafter.named_parameters():
         if parameter.ndim == 2:
-            damping = 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-            parameter.copy_(torch.randn(parameter.shape, generator=rng) * damping * parameter.shape[1] ** -0.5)
+            # Layers add nothing at first: noise in the hidden states would drown the bigrams.
+            silent = name.endswith(("o_proj.weight", "down_proj.weight"))
+            parameter.copy_(torch.randn(parameter.shape, generator=rng) * (not silent) * parameter.shape[1] ** -0.5)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
     taps = list(config.target_layer_ids)
@@ -105,19 +115,20 @@ def initialise(drafter: Drafter, stats: Statistics, embedding: Tensor, lm_head: 
     drafter.layer_depth_embedding.weight[taps] = 0.5 * noise - stats.mean
     shape = (stats.spread / stats.spread.pow(2).mean(dim=1, keepdim=True).sqrt()).mean(dim=0)
     drafter.context_norm.weight.copy_((1 / shape.clamp(min=0.05)).clamp(max=4))
-    drafter.norm.weight.copy_(stats.final.pow(2).mean(dim=0).sqrt())
+    drafter.norm.weight.copy_(stats.spread[-1])
 
-    factor, basis = low_rank(lm_head, stats.final, rank)
     vocab = drafter.draft_vocab_ids
-    head.output_proj.weight.copy_(factor if vocab is None else factor[vocab])
+    factor, basis = low_rank(lm_head if vocab is None else lm_head[vocab], stats.final, rank)
+    head.output_proj.weight.copy_(factor)
     after = mean_next_state(embedding, stats.ids, stats.final) @ basis.T
-    scale = 0.5 / after.std()
-    head.prev_token_embedding.weight.copy_((after - after.mean(dim=0)) * scale)
+    seen = after[stats.ids]
+    scale = 0.4 / seen.std(dim=0)  # keeps the recurrence's tanh nearly linear
+    head.prev_token_embedding.weight.copy_(((after - seen.mean(dim=0)) * scale).clamp(-1.5, 1.5))
     eye = torch.eye(rank)
     head.state_proj.weight.copy_(torch.randn(head.state_proj.weight.shape, generator=rng) * 0.02)
     head.state_proj.weight[rank:, rank:] += eye
     head.state_proj.bias[:rank] = torch.logit(torch.tensor(KEPT_STATE))
     placeholder = drafter.norm(embedding[config.mask_token_id])
-    head.state_hidden_mlp.weight[:, :rank] = eye / scale / (1 - KEPT_STATE)
+    head.state_hidden_mlp.weight[:, :rank] = (1 / scale / (1 - KEPT_STATE)).diag()
     head.state_hidden_mlp.weight[:, rank:] = basis
-    head.state_hidden_mlp.bias.copy_(after.mean(dim=0) - basis @ placeholder)
+    head.state_hidden_mlp.bias.copy_(seen.mean(dim=0) - basis @ placeholder)

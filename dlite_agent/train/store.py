@@ -106,7 +106,7 @@ class Shard:
             self.top_p = _open(folder, "top_p")
             self.starts = np.load(folder / "starts.npy")
             self.prompts = np.load(folder / "prompts.npy")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(f"{folder} is not a readable shard: {error}; delete it", param="cache") from error
 
     def __len__(self) -> int:

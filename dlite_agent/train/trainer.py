@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from dlite_agent.errors import CheckpointError, InvalidRequest, ModelError
 from dlite_agent.model.drafter import Drafter
@@ -24,11 +26,13 @@ from dlite_agent.model.spec import ModelSpec
 from dlite_agent.model.weights import FolderWeights, fingerprint, resolve
 from dlite_agent.train.anchors import Batch, Examples
 from dlite_agent.train.evaluate import replay
-from dlite_agent.train.losses import accepted, position_weights, top_losses, weighted_mean
+from dlite_agent.train.losses import Labels, accepted, position_weights, top_losses, weighted_mean
 from dlite_agent.train.settings import Settings
 from dlite_agent.train.start import draft_vocabulary, initialise, statistics
 from dlite_agent.train.store import Shard, check_disjoint, open_shards
 
+DETAIL_STEPS = 25
+"""Every so many steps a batch is also measured exactly, before the step learns from it."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -89,7 +93,7 @@ class Trainer:
         self._check_data()
         self.drafter = self._drafter(saved)
         self.optimizer = torch.optim.AdamW(
-            self.drafter.parameters(),
+            self._groups(),
             lr=settings.optimizer.lr,
             betas=(settings.optimizer.beta1, settings.optimizer.beta2),
             weight_decay=0.0,
@@ -130,11 +134,30 @@ class Trainer:
             return drafter
         if config.draft_vocab_size is not None:
             drafter.draft_vocab_ids = draft_vocabulary(
-                self.shards, config.draft_vocab_size, config.vocab_size, self.special_ids
+                self.shards, self._text_counts(), config.draft_vocab_size, self.special_ids
             )
         stats = statistics(self.shards)
         initialise(drafter, stats, self.tables.embedding, self.tables.head, seed=settings.seed)
         return drafter
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Parameters with the share of the learning rate that each takes."""
+        head = self.drafter.sequential_head
+        tables = [head.output_proj.weight, head.prev_token_embedding.weight]
+        rest = [p for p in self.drafter.parameters() if all(p is not table for table in tables)]
+        return [{"params": rest, "share": 1.0}, {"params": tables, "share": self.settings.optimizer.tables}]
+
+    def _text_counts(self) -> Tensor:
+        path, size = self.settings.text_counts, self.tables.spec.vocab_size
+        if not path:
+            return torch.zeros(size)
+        try:
+            counts = torch.from_numpy(np.load(path))
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"{path} is not an array of counts: {error}", param="text_counts") from error
+        if counts.shape != (size,):
+            raise InvalidRequest(f"{path} has shape {list(counts.shape)}, not [{size}]", param="text_counts")
+        return counts
 
     def _checked(self, drafter: Drafter) -> Drafter:
         layers = drafter.config.target_layer_ids
@@ -198,10 +221,11 @@ class Trainer:
         settings, started = self.settings, time.monotonic()
         rate = learning_rate(settings, self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["share"]
         batch = self.examples.draw(settings.batch, generated_share=settings.generated_share, rng=self.rng)
-        detailed = self.step % 20 == 0
-        loss, figures = self._loss(batch, detailed=detailed)
+        detailed = self.step % DETAIL_STEPS == 0
+        figures = self._figures(batch) if detailed else {}
+        loss = self._loss(batch)
         if not math.isfinite(loss.item()):
             raise ModelError(
                 f"the loss is {loss.item()} at step {self.step}: lower optimizer.lr; the last checkpoint stays",
@@ -227,20 +251,43 @@ class Trainer:
                 }
             )
 
-    def _loss(self, batch: Batch, *, detailed: bool) -> tuple[Tensor, dict[str, Any]]:
+    def _loss(self, batch: Batch) -> Tensor:
+        """An unbiased estimate of the weighted loss: position k takes part with probability exp(-k / gamma).
+
+        It spares half of the products with the head's vocabulary, the dearest part of a step.
+        """
+        labels = batch.labels
+        mixed = self._before_output(batch)
+        mass = self._weights.repeat(len(batch.tokens)) * labels.valid
+        taken = torch.nonzero(torch.rand(mass.shape, generator=self.rng) < mass).squeeze(1)
+        logits = mixed.flatten(0, 1)[taken] @ self.drafter.sequential_head.output_proj.weight.T
+        losses = top_losses(logits, Labels(labels.rows[taken], labels.p[taken], labels.valid[taken]))
+        weights = self.settings.loss
+        return (weights.ce * losses.ce + weights.l1 * losses.l1).sum() / mass.sum()
+
+    def _before_output(self, batch: Batch) -> Tensor:
+        """The head's mixed states [N, K, r], which its output product turns into logits."""
+        drafter = self.drafter
+        identity = {"sequential_head.output_proj.weight": torch.eye(drafter.config.rank)}
+        inputs = (batch.features, batch.tokens, self.tables.embedding, batch.following)
+        mixed: Tensor = functional_call(drafter, identity, inputs)
+        return mixed
+
+    @torch.no_grad()
+    def _figures(self, batch: Batch) -> dict[str, Any]:
+        """Exact losses, total variation a position, and mean advance by teacher forcing, of a batch."""
         logits = self.drafter(batch.features, batch.tokens, self.tables.embedding, batch.following)
-        figures: dict[str, Any] = {}
-        if detailed:
-            figures["prefix"] = round(1 + accepted(logits.detach().argmax(-1), batch.labels).float().mean().item(), 4)
         shape = logits.shape[:2]
+        prefix = accepted(logits.argmax(-1), batch.labels).float().mean() + 1
         losses = top_losses(logits.flatten(0, 1), batch.labels)
-        valid = batch.labels.valid.view(shape)
-        ce = weighted_mean(losses.ce.view(shape), valid, self._weights)
-        l1 = weighted_mean(losses.l1.view(shape), valid, self._weights)
-        if detailed:
-            tv = losses.l1.detach().view(shape).sum(0) / valid.sum(0) / 2
-            figures |= {"ce": round(ce.item(), 4), "l1": round(l1.item(), 4), "tv": [round(v, 4) for v in tv.tolist()]}
-        return self.settings.loss.ce * ce + self.settings.loss.l1 * l1, figures
+        ce, l1, valid = (values.view(shape) for values in (losses.ce, losses.l1, batch.labels.valid))
+        tv = (l1.sum(0) / valid.sum(0) / 2).tolist()
+        return {
+            "prefix": round(prefix.item(), 4),
+            "ce": round(weighted_mean(ce, valid, self._weights).item(), 4),
+            "l1": round(weighted_mean(l1, valid, self._weights).item(), 4),
+            "tv": [round(value, 4) for value in tv],
+        }
 
     def evaluate(self) -> dict[str, Any]:
         """Acceptance on the held-out cache (see `evaluate.replay`)."""

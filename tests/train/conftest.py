@@ -41,7 +41,7 @@ def weights(spec: ModelSpec) -> dict[str, torch.Tensor]:
     rng = torch.Generator().manual_seed(5)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=rng) * (2.0 / shape[-1] ** 0.5)
+        return torch.randn(*shape, generator=rng).mul(2.0 / shape[-1] ** 0.5)
 
     hidden, inner = spec.hidden_size, spec.intermediate_size
     tensors = {"model.embed_tokens.weight": random(spec.vocab_size, hidden), "model.norm.weight": torch.ones(hidden)}
