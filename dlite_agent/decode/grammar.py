@@ -18,7 +18,7 @@ import torch
 import xgrammar as xg
 
 from dlite_agent.decode.schema import unenforced
-from dlite_agent.errors import DliteError, InvalidRequest
+from dlite_agent.errors import DliteError, InvalidRequest, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -147,6 +147,9 @@ class Grammars:
         vocab_size: width of the target's logits; ids above the tokenizer's own never pass a mask.
         stop_ids: the ids that may end a constrained response.
         cache_bytes: memory for compiled grammars.
+
+    Raises:
+        ModelError: there is no stop token, so no response could end.
     """
 
     def __init__(
@@ -160,6 +163,8 @@ class Grammars:
         self.vocab_size = vocab_size
         self._lock = threading.Lock()
         stops = sorted(stop_ids)
+        if not stops:
+            raise ModelError("The model has no stop token: no constrained response could end.", param="eos_token_id")
         info = xg.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=stops)
         vocab: list[bytes] = list(info.decoded_vocab)
         for index, token in tokenizer.added_tokens_decoder.items():
@@ -191,10 +196,9 @@ class Grammars:
 class Matcher:
     """One response's place in its grammar.
 
-    `push` and `pop` move along drafts while a drafter samples them; `window` and `mask` look along a whole window and
-    come back. Only `commit` moves for good. Positions behind a draft that the grammar refuses, or behind the end of the
-    response, have no
-    mask: no verification reaches them.
+    `push` and `pop` move along drafts while a drafter samples them, with `mask` on the drafter's own logits before each;
+    `window` and `mask` look along a whole window and come back. Only `commit` moves for good. Positions behind a draft
+    that the grammar refuses, or behind the end of the response, have no mask: no verification reaches them.
     """
 
     _matcher: xg.GrammarMatcher
@@ -259,7 +263,12 @@ class Matcher:
 
         Returns:
             How many leading drafts the grammar allows.
+
+        Raises:
+            ValueError: the logits have another shape, or rows that are not contiguous (the kernel would miss them).
         """
+        if logits.shape[1] != self.vocab_size or logits.shape[0] > len(drafts) + 1 or logits.stride(1) != 1:
+            raise ValueError(f"logits {tuple(logits.shape)} do not fit {len(drafts)} drafts of {self.vocab_size} ids")
         masks, taken = self.window(drafts[: logits.shape[0] - 1])
         xg.apply_token_bitmask_inplace(logits, masks.to(logits.device), vocab_size=self.vocab_size)
         return taken

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_DEEPEST = 64
 _NEVER = ("not", "if", "contains", "dependentRequired", "dependentSchemas", "dependencies")
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment"}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -16,13 +17,15 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems")
 
 
-def unenforced(schema: Any, path: str = "schema") -> str | None:
-    """Path of the first keyword that no grammar would enforce, or None.
+def unenforced(schema: Any, path: str = "schema", depth: int = 0) -> str | None:
+    """Path of the first keyword that no grammar would enforce, or None; what is nested too deeply counts as one.
 
     `oneOf` passes as `anyOf`; `format` other than the standard ones is an annotation, as the standard has it.
     """
     if not isinstance(schema, Mapping):
         return None
+    if depth > _DEEPEST:
+        return f"{path[:40]}... (nested deeper than {_DEEPEST} schemas)"
     for keyword in _NEVER:
         if keyword in schema:
             return f"{path}.{keyword}"
@@ -35,7 +38,10 @@ def unenforced(schema: Any, path: str = "schema") -> str | None:
         return f"{path}.pattern (together with a length)"
     if "$ref" in schema and not schema.keys() <= {"$ref", *_ANNOTATIONS, "$defs", "definitions"}:
         return f"{path}.$ref (together with other keywords)"
-    return next((found for where, inner in _inside(schema, path) if (found := unenforced(inner, where))), None)
+    for where, inner in _inside(schema, path):
+        if found := unenforced(inner, where, depth + 1):
+            return found
+    return None
 
 
 def _inside(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -138,6 +138,10 @@ def _is_object(text: str) -> bool:
         return False
 
 
+class Malformed(Exception):
+    """A character cannot stand where it came; it was not consumed."""
+
+
 class MarkerGate:
     """Lets text through up to a marker, holding back only what may still become one, and the spaces before it.
 

@@ -6,15 +6,11 @@ import json
 from collections.abc import Collection
 from enum import Flag, auto
 
-from dlite_agent.session.deltas import Emitter
+from dlite_agent.session.deltas import Emitter, Malformed
 
 _SPACE = " \t\r\n"
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _CALL_KEYS = frozenset({"type", "id", "name", *_ARGUMENT_KEYS})
-
-
-class Malformed(Exception):
-    """The character cannot stand here in JSON; it was not consumed."""
 
 
 class Step(Flag):

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from dlite_agent.session.deltas import Delta, Emitter, MarkerGate, ParsedCall
-from dlite_agent.session.jsoncall import JsonCall, Malformed
+from dlite_agent.session.deltas import Delta, Emitter, Malformed, MarkerGate, ParsedCall
+from dlite_agent.session.jsoncall import JsonCall
 from dlite_agent.session.messages import JSON
 from dlite_agent.session.template import ToolStyle
 from dlite_agent.session.xmlcall import XmlCall, parameters_of
@@ -170,7 +170,7 @@ class TaggedParser(_Parser):
         assert self._call is not None
         try:
             whole = self._call.push(char)
-        except (Malformed, ValueError):
+        except Malformed:
             if not self._call.started:
                 self._reject(char)
                 return

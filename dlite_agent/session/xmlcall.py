@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dlite_agent.session.deltas import Emitter, MarkerGate
+from dlite_agent.session.deltas import Emitter, Malformed, MarkerGate
 from dlite_agent.session.messages import JSON
 
 _PARAMETER, _PARAMETER_END, _FUNCTION_END = "<parameter=", "</parameter>", "</function>"
@@ -41,7 +41,7 @@ class XmlCall:
         """Take one character; True when `</function>` is complete.
 
         Raises:
-            ValueError: the function's name is no name, so this is not a call; the character was not consumed.
+            Malformed: the function's name is no name, so this is not a call.
         """
         return self._take(char)
 
@@ -57,7 +57,7 @@ class XmlCall:
             self._emit.start(name)
             self._take = self._between
         elif char in "<>\n":
-            raise ValueError(char)
+            raise Malformed
         self._word += char
         return False
 

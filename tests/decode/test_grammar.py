@@ -21,7 +21,7 @@ from dlite_agent.decode.grammar import (
     json_answer,
     text_with_calls,
 )
-from dlite_agent.errors import DliteError, InvalidRequest
+from dlite_agent.errors import DliteError, InvalidRequest, ModelError
 from tests.tokenizers import load
 
 # Width of the logits: Qwen3's are wider than its tokenizer.
@@ -210,6 +210,25 @@ def test_logits_are_masked_in_place(dtype: torch.dtype) -> None:
     assert torch.equal(one, logits[:1])
 
 
+def test_a_view_of_wider_logits_is_masked_and_nothing_else_is_touched() -> None:
+    matcher = grammars("smollm2").matcher(CASES["json"][0])
+    wide = torch.zeros(3, WIDTH["smollm2"] + 8)
+    matcher.mask(wide[:2, : WIDTH["smollm2"]], encode("smollm2", ANSWER)[:1])
+    assert wide[:2, : WIDTH["smollm2"]].isfinite().sum() < 10
+    assert wide[2].isfinite().all()
+    assert wide[:, WIDTH["smollm2"] :].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [torch.zeros(1, 8), torch.zeros(3, WIDTH["smollm2"]), torch.zeros(WIDTH["smollm2"], 2).T],
+    ids=["width", "rows", "strides"],
+)
+def test_logits_that_would_be_masked_wrongly_are_refused(logits: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        grammars("smollm2").matcher(CASES["json"][0]).mask(logits, [0])
+
+
 def test_a_random_walk_always_ends_in_a_valid_document() -> None:
     schema = {
         "type": "object",
@@ -254,6 +273,11 @@ def test_schemas_that_cannot_be_held_are_refused() -> None:
     assert caught.value.param == "schema"
     with pytest.raises(InvalidRequest, match="no tools"):
         calls_only([])
+
+
+def test_a_model_without_a_stop_token_is_refused() -> None:
+    with pytest.raises(ModelError, match="no stop token"):
+        Grammars(load("smollm2"), vocab_size=WIDTH["smollm2"], stop_ids=[])
 
 
 def test_any_object_is_an_object() -> None:

@@ -30,6 +30,16 @@ def test_the_first_keyword_is_named(schema: dict[str, Any], path: str) -> None:
     assert found.split(" ")[0] == path
 
 
+def test_depth_is_bounded() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(64):
+        schema = {"items": schema}
+    assert unenforced(schema) is None
+    for _ in range(5000):
+        schema = {"items": schema}
+    assert "nested deeper" in str(unenforced(schema))
+
+
 @pytest.mark.parametrize(
     "schema",
     [
