@@ -15,12 +15,14 @@ from dlite_agent.session.store.redis import RedisStore
 from tests.session.stored import CPU, facts, grow, persister, pool
 
 SESSIONS = ("a", "b", "c", "d")
+TURNS = 8
+"""Turns after which a session is removed and begun again."""
 
 
 def ids_of(session: str, turn: int) -> list[int]:
     """What a session's turn adds: the same in every process, so that an oracle needs no memory."""
     source = random.Random(f"{session} {turn}")
-    return [source.randrange(1000) for _ in range(source.randrange(1, 400))]
+    return [source.randrange(1000) for _ in range(source.randrange(1, 150))]
 
 
 def all_ids(session: str, turns: int) -> list[int]:
@@ -46,7 +48,7 @@ def run(root: Path, url: str | None, seed: int, done: Connection) -> None:
             states[session], ends[session] = DecodeState(pool().sequence()), []
     while True:
         session = source.choice(SESSIONS)
-        if len(ends[session]) >= 20:
+        if len(ends[session]) >= TURNS:
             keeper.local.delete(session)
             done.send((session, -1))
             states[session], ends[session] = DecodeState(pool().sequence()), []

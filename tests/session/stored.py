@@ -63,7 +63,8 @@ def grow(state: DecodeState, ids: list[int]) -> None:
     """Go on with ids as a turn does: all but the last go through the target, and its end keeps its features."""
     state.ids += ids
     boundary = len(state.ids) - 1
-    state.kv.load(rows_for(state.ids[:boundary])[:, :, :, state.boundary :])
+    if boundary > state.boundary:
+        state.kv.load(rows_for(state.ids[:boundary])[:, :, :, state.boundary :])
     state.features = features_for(state.ids, boundary) if boundary else None
     state.keep()
 

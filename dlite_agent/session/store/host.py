@@ -27,7 +27,8 @@ class HostCopy:
 
     def restore(self, kv: SequenceKV, device: torch.device) -> DecodeState:
         """The state again, on an empty sequence. Raises KVExhausted, then nothing has changed."""
-        kv.load(self.rows)
+        if self.rows.shape[3]:
+            kv.load(self.rows)
         last = None if self.features is None else self.features.to(device)
         return DecodeState(kv, list(self.ids), last, {n: row.to(device) for n, row in self.kept.items()})
 
