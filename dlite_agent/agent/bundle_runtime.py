@@ -159,6 +159,7 @@ class BundleRuntime:
         name = f"call-{next(self._numbers)}"
         # In a file, as a line may be longer than one argument of a program can be.
         script = f"{self._functions}{line}\n".encode("utf-8", "surrogateescape")
+        self._home.remove(f"{_KEPT}/{name}")
         self._home.write_bytes(f"{_KEPT}/{name}", script)
         env = self._env | {"DLITE_WORKSPACE": str(self.sandbox.paths.root)} | dict(extra)
         try:
@@ -171,11 +172,10 @@ class BundleRuntime:
     def _follow(self, name: str) -> None:
         """Keep the folder a call ended in, if it is one of the workspace."""
         folder = self.cwd
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFound, InvalidRequest):
             written = self._home.read_bytes(f"{_KEPT}/{name}", _PATH_BYTES)
-            self._home.remove(f"{_KEPT}/{name}")
-            with contextlib.suppress(InvalidRequest):
-                folder = self.sandbox.paths.resolve(os.fsdecode(written).rstrip("\n"))
+            folder = self.sandbox.paths.resolve(os.fsdecode(written).rstrip("\n"))
+        self._home.remove(f"{_KEPT}/{name}")
         self.cwd = folder if folder.is_dir() else self.sandbox.paths.root
 
     async def _state(self) -> dict[str, Any]:

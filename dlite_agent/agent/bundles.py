@@ -24,6 +24,7 @@ from dlite_agent.errors import InvalidRequest
 ARGUMENT_BYTES = 120_000  # the kernel takes at most 128 KiB in one argument of a program
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ARGUMENT_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]*")
+_END_NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 _PLACEHOLDER = re.compile(r"\[?<([a-zA-Z_][a-zA-Z0-9_-]*)>\]?")
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -186,7 +187,7 @@ class Tool:
             return line + newline + _PLACEHOLDER.sub(lambda found: self._in_line(known, given, found[1]), body)
         text = _PLACEHOLDER.sub(lambda found: self._in_text(given, found[1]), body)
         # Quoting the terminator keeps the shell from reading anything in the text.
-        return f"{line} << {shlex.quote(self.spec.end_name)}\n{text}"
+        return f"{line} << '{self.spec.end_name}'\n{text}"
 
     def _in_line(self, known: Mapping[str, Argument], given: Mapping[str, Any], name: str) -> str:
         if name not in given:
@@ -316,6 +317,8 @@ def _check_signature(file: Path, key: str, tool: Tool, names: set[str]) -> None:
     for name in sorted(placed - names):
         raise BundleError(file, f"{key}.signature", f"holds {name}, which is no argument")
     end = tool.spec.end_name
+    if end is not None and not _END_NAME.fullmatch(end):
+        raise BundleError(file, f"{key}.end_name", "has letters, digits, _, . or -")
     if end is not None and tool.template.strip().splitlines()[-1] != end:
         raise BundleError(file, f"{key}.end_name", f"the signature's last line must be {end}")
 

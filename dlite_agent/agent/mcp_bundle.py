@@ -7,7 +7,6 @@ on and those the operator adds. Its outcomes carry the level `mcp`, so that nobo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import mcp
-from mcp_types import CallToolResult, TextContent
+from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent
 from mcp_types import Tool as ServerTool
 
 from dlite_agent.agent.bundles import ToolOutcome
@@ -81,6 +80,7 @@ class McpBundle:
         try:
             await asyncio.wait_for(asyncio.shield(bundle._ready), server.start_seconds)
         except BaseException as error:
+            bundle._owner.cancel()
             await bundle.close()
             if isinstance(error, TimeoutError):
                 raise McpError(f"The MCP server {server.name} did not answer in {server.start_seconds:g} s.") from error
@@ -100,8 +100,7 @@ class McpBundle:
             done, _ = await asyncio.wait({self._owner}, timeout=_CLOSE_SECONDS)
             if not done:
                 self._owner.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self._owner
+                await asyncio.wait({self._owner})
         self._folder.cleanup()
 
     def schemas(self) -> list[dict[str, Any]]:
@@ -137,9 +136,11 @@ class McpBundle:
             text = f"No answer in {self.server.call_seconds:g} s."
             return ToolOutcome(name, text, None, "hard_limit", LEVEL, started, time.monotonic())
         except mcp.MCPError as error:
-            return ToolOutcome(name, str(error), 1, "exit", LEVEL, started, time.monotonic())
-        except Exception as error:
-            raise McpError(f"The MCP server {self.server.name} broke off during {name}: {error}.") from error
+            if error.code != CONNECTION_CLOSED:
+                return ToolOutcome(name, str(error), 1, "exit", LEVEL, started, time.monotonic())
+            # A later call would wait in vain.
+            self._client = None
+            raise McpError(f"The MCP server {self.server.name} broke off during {name}.") from error
         ended = time.monotonic()
         self._calls += 1
         output = BoundedOutput(

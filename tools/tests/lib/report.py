@@ -11,7 +11,7 @@ from pathlib import Path
 
 MAX_FAILURES = 10
 TRACE_LINES = 25
-HEARTBEAT_S = 10.0
+HEARTBEAT_S = 20.0
 
 
 def interpreter() -> str:
