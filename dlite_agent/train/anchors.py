@@ -27,6 +27,15 @@ class Batch:
     following: Tensor
     labels: Labels
 
+    def first(self, proposals: int) -> Batch:
+        """The same anchors with only their first drafts."""
+        count, width = self.following.shape[0], self.following.shape[1] + 1
+        rows, p, valid = (
+            t.view(count, width, -1)[:, :proposals].flatten(0, 1)
+            for t in (self.labels.rows, self.labels.p, self.labels.valid)
+        )
+        return Batch(self.features, self.tokens, self.following[:, : proposals - 1], Labels(rows, p, valid.squeeze(1)))
+
 
 @dataclass(frozen=True)
 class Anchors:

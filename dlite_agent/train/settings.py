@@ -53,6 +53,8 @@ class Settings:
     """A run: `cache` is the training cache, `held_out` another one to evaluate on; sizes count anchors.
 
     `init` names a drafter folder to start from; `text_counts` an array of id counts (see `data.count_ids`).
+    `short_block`: in four of five steps, train on blocks of only this size; the first drafts, which decide acceptance,
+    then learn from more anchors in the same time (0: always whole blocks).
     """
 
     target: str
@@ -64,6 +66,7 @@ class Settings:
     steps: int = 2000
     batch: int = 256
     generated_share: float = 0.65
+    short_block: int = 0
     seed: int = 0
     threads: int = 0
     refresh_steps: int = 0
@@ -78,6 +81,11 @@ class Settings:
         for name, value in positive.items():
             if not value > 0:
                 raise InvalidRequest(f"{name} must be positive, not {value}", param=name)
+        if self.short_block and not 2 <= self.short_block < self.shape.block_size:
+            raise InvalidRequest(
+                f"short_block must be 2..{self.shape.block_size - 1}, or 0 for none, not {self.short_block}",
+                param="short_block",
+            )
         if not 0 <= self.generated_share <= 1:
             raise InvalidRequest(
                 f"generated_share is a share of 0..1, not {self.generated_share}", param="generated_share"

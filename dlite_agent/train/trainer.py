@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from dlite_agent.train.store import Shard, check_disjoint, open_shards
 
 DETAIL_STEPS = 25
 """Every so many steps a batch is also measured exactly, before the step learns from it."""
+WHOLE_STEPS = 5
+"""With short blocks, every so many steps are on whole ones."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -63,6 +65,13 @@ def learning_rate(settings: Settings, step: int) -> float:
     done = (step - optimizer.warmup) / max(settings.steps - optimizer.warmup, 1)
     floor = optimizer.final
     return optimizer.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+
+
+def _with_block(drafter: Drafter, block: int) -> Drafter:
+    """The same drafter, parameter objects and all, that proposes `block` - 1 tokens."""
+    short = Drafter(replace(drafter.config, block_size=block))
+    short.load_state_dict(drafter.state_dict(keep_vars=True), assign=True)
+    return short
 
 
 class Trainer:
@@ -103,8 +112,8 @@ class Trainer:
             self.optimizer.load_state_dict(saved["optimizer"])
             self.rng.set_state(saved["rng"])
             self.step = saved["step"]
+        self._short = _with_block(self.drafter, settings.short_block) if settings.short_block else self.drafter
         self._use(self.shards)
-        self._weights = position_weights(self.drafter.config.proposal_length, settings.loss.gamma)
 
     def _check_data(self) -> None:
         header, spec = self.shards[0].header, self.tables.spec
@@ -256,18 +265,22 @@ class Trainer:
 
         It spares half of the products with the head's vocabulary, the dearest part of a step.
         """
+        drafter = self.drafter if self.step % WHOLE_STEPS == 0 else self._short
+        batch = batch.first(drafter.config.proposal_length)
         labels = batch.labels
-        mixed = self._before_output(batch)
-        mass = self._weights.repeat(len(batch.tokens)) * labels.valid
+        mixed = self._before_output(drafter, batch)
+        mass = self._weights(drafter).repeat(len(batch.tokens)) * labels.valid
         taken = torch.nonzero(torch.rand(mass.shape, generator=self.rng) < mass).squeeze(1)
         logits = mixed.flatten(0, 1)[taken] @ self.drafter.sequential_head.output_proj.weight.T
         losses = top_losses(logits, Labels(labels.rows[taken], labels.p[taken], labels.valid[taken]))
         weights = self.settings.loss
         return (weights.ce * losses.ce + weights.l1 * losses.l1).sum() / mass.sum()
 
-    def _before_output(self, batch: Batch) -> Tensor:
+    def _weights(self, drafter: Drafter) -> Tensor:
+        return position_weights(drafter.config.proposal_length, self.settings.loss.gamma)
+
+    def _before_output(self, drafter: Drafter, batch: Batch) -> Tensor:
         """The head's mixed states [N, K, r], which its output product turns into logits."""
-        drafter = self.drafter
         identity = {"sequential_head.output_proj.weight": torch.eye(drafter.config.rank)}
         inputs = (batch.features, batch.tokens, self.tables.embedding, batch.following)
         mixed: Tensor = functional_call(drafter, identity, inputs)
@@ -281,11 +294,12 @@ class Trainer:
         prefix = accepted(logits.argmax(-1), batch.labels).float().mean() + 1
         losses = top_losses(logits.flatten(0, 1), batch.labels)
         ce, l1, valid = (values.view(shape) for values in (losses.ce, losses.l1, batch.labels.valid))
+        weights = self._weights(self.drafter)
         tv = (l1.sum(0) / valid.sum(0) / 2).tolist()
         return {
             "prefix": round(prefix.item(), 4),
-            "ce": round(weighted_mean(ce, valid, self._weights).item(), 4),
-            "l1": round(weighted_mean(l1, valid, self._weights).item(), 4),
+            "ce": round(weighted_mean(ce, valid, weights).item(), 4),
+            "l1": round(weighted_mean(l1, valid, weights).item(), 4),
             "tv": [round(value, 4) for value in tv],
         }
 
@@ -337,6 +351,7 @@ class Trainer:
             "optimizer": asdict(settings.optimizer),
             "batch": settings.batch,
             "generated_share": settings.generated_share,
+            "short_block": settings.short_block,
         }
 
     def _read_checkpoint(self) -> dict[str, Any] | None:

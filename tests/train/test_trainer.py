@@ -39,11 +39,11 @@ def _weights(drafter: Drafter) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
 
 
-@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize(("group", "short"), [(1, 0), (3, 3)])
 def test_a_run_killed_and_resumed_ends_with_the_very_same_weights(
-    group: int, train_cache: Path, tables: TargetTables, tmp_path: Path
+    group: int, short: int, train_cache: Path, tables: TargetTables, tmp_path: Path
 ) -> None:
-    settings = _settings(train_cache, shape=replace(SHAPE, anchor_group_size=group))
+    settings = _settings(train_cache, shape=replace(SHAPE, anchor_group_size=group), short_block=short)
     whole = _weights(Trainer(settings, tmp_path / "whole", tables).train())
     for stop in (4, 5, 11):
         Trainer(settings, tmp_path / "cut", tables).train(stop_at=stop)
@@ -160,6 +160,7 @@ def test_settings_come_from_toml_and_unknown_keys_are_refused(tmp_path: Path) ->
         ('target = "t"\ncache = "c"\nshape = 1\n', "shape must be a table"),
         ('target = "t"\n', "lack a key"),
         ('target = "t"\ncache = "c"\nbatch = 0\n', "batch must be positive"),
+        ('target = "t"\ncache = "c"\nshort_block = 8\n', "short_block must be 2..7"),
         ("target = ", "not readable TOML"),
     ):
         file.write_text(text)
