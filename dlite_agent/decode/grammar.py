@@ -164,7 +164,7 @@ class Grammars:
         self._lock = threading.Lock()
         stops = sorted(stop_ids)
         if not stops:
-            raise ModelError("The model has no stop token: no constrained response could end.", param="eos_token_id")
+            raise ModelError("The model has no stop token: a constrained response could not end.", param="eos_token_id")
         info = xg.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=stops)
         vocab: list[bytes] = list(info.decoded_vocab)
         for index, token in tokenizer.added_tokens_decoder.items():
@@ -196,7 +196,7 @@ class Grammars:
 class Matcher:
     """One response's place in its grammar.
 
-    `push` and `pop` move along drafts while a drafter samples them, with `mask` on the drafter's own logits before each;
+    `push` and `pop` move along drafts as a drafter samples them, with `mask` on the drafter's own logits before each;
     `window` and `mask` look along a whole window and come back. Only `commit` moves for good. Positions behind a draft
     that the grammar refuses, or behind the end of the response, have no mask: no verification reaches them.
     """
