@@ -104,7 +104,7 @@ def bench_decode(
         "batch": 1,
         "context": dlite_all.summary()["context"],
         "advances": dlite_all.summary()["advances"],
-        "verify_window": verify_window or runtime.decoder.proposal_length + 1,
+        "verify_window": verify_window or runtime.decoder.verify_window,
         "dtype": runtime.decoder.target.precision.name,
         "kernel": runtime.decoder.target.precision.kernel,
         "rows": rows,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dlite_agent.decode.calibrate import best_window
 from dlite_agent.decode.kv import KVPool
 from dlite_agent.decode.paged_kv import PagedKVPool
 from dlite_agent.decode.rounds import Decoder
@@ -53,7 +54,10 @@ def load_runtime(
         torch.set_num_threads(threads)
     folder = resolve(target)
     model = load_target(target, dtype=dtype, device=device, context_limit=context_limit)
-    decoder = make_decoder(model, load_drafter(drafter, model, anchor_group_size=anchor_group_size), kv_budget)
+    loaded = load_drafter(drafter, model, anchor_group_size=anchor_group_size)
+    decoder = make_decoder(model, loaded, kv_budget)
+    if loaded is not None and "acceptance" in loaded.card:
+        decoder.verify_window = best_window(decoder, loaded.card["acceptance"], f"{model.fingerprint}/{drafter}")
     return Runtime(decoder, load_tokenizer(folder), folder)
 
 

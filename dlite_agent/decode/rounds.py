@@ -23,6 +23,7 @@ from dlite_agent.decode.text import TextStream
 from dlite_agent.decode.timing import PartSeconds, StepClock
 from dlite_agent.errors import ContextOverflow, InvalidRequest
 from dlite_agent.model.drafter import Drafter
+from dlite_agent.model.graphs import DraftGraphs
 from dlite_agent.model.target import Rows, Target
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Decoder:
         observer: called with the figures of every step.
 
     Attributes:
+        verify_window: rows of a verify pass for turns that do not say; the whole block unless it is set.
         target_forwards, drafter_forwards: how many were made, for tests and figures.
     """
 
@@ -96,6 +98,8 @@ class Decoder:
         # Without a drafter the final-norm state alone is tapped: a resume with no new ids needs it.
         self.taps = drafter.config.target_layer_ids if drafter is not None else (target.spec.num_layers - 1,)
         self.proposal_length = drafter.config.proposal_length if drafter is not None else 0
+        self.verify_window = self.proposal_length + 1
+        self._draft_graphs = None if target.device.type != "cuda" else DraftGraphs(self._draft_greedy)
         self._clock = StepClock(target.device)
 
     def open(self) -> DecodeState:
@@ -135,7 +139,7 @@ class Decoder:
             raise InvalidRequest("max_new_tokens must be at least 1", param="max_new_tokens")
         if mode == "dlite" and self.drafter is None:
             raise InvalidRequest("mode dlite needs a drafter: load one, or use mode ar", param="mode")
-        window = self.proposal_length + 1 if verify_window is None else verify_window
+        window = self.verify_window if verify_window is None else verify_window
         if not 1 <= window <= self.proposal_length + 1:
             raise InvalidRequest(f"verify_window must be 1..{self.proposal_length + 1}", param="verify_window")
         if length == 0:
@@ -242,15 +246,22 @@ class Decoder:
                 path.follow(int(picked[i] if vocab is None else vocab[picked[i]]))
             return picked
 
-        try:
-            drafts = self.drafter.draft(features, tokens, target.embedding, max(lengths), choose)
-        finally:
-            for _, path in paths:
-                path.leave()
+        if self._draft_graphs is not None and not sampled and not paths:
+            drafts = self._draft_graphs.run(features, tokens, max(lengths))
+        else:
+            try:
+                drafts = self.drafter.draft(features, tokens, target.embedding, max(lengths), choose)
+            finally:
+                for _, path in paths:
+                    path.leave()
         return {
             id(turn): Proposal(drafts[i, :length], self._full_vocabulary(q[i][:length]))
             for i, (turn, length) in enumerate(zip(turns, lengths, strict=True))
         }
+
+    def _draft_greedy(self, features: Tensor, tokens: Tensor, steps: int) -> Tensor:
+        assert self.drafter is not None
+        return self.drafter.draft(features, tokens, self.target.embedding, steps, lambda _, logits: logits.argmax(-1))
 
     def _full_vocabulary(self, q: list[Tensor]) -> Tensor | None:
         """q [k, V] over the target's vocabulary, where the head may know only part of it."""

@@ -162,7 +162,11 @@ class SequentialHead(nn.Module):
 
 
 class Drafter(nn.Module):
-    """A DLite drafter for one target; parameters carry the official names."""
+    """A DLite drafter for one target; parameters carry the official names.
+
+    Attributes:
+        card: what the checkpoint's card.json says of it (target fingerprint, tau, acceptance by position); may be empty.
+    """
 
     draft_vocab_ids: Tensor | None
     tap_ids: Tensor
@@ -170,6 +174,7 @@ class Drafter(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
+        self.card: dict[str, Any] = {}
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.context_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -282,6 +287,8 @@ class Drafter(nn.Module):
         drafter.load_state_dict(
             {name: tensor.to(wanted[name].dtype) for name, tensor in tensors.items()}, strict=True, assign=True
         )
+        card = folder / "card.json"
+        drafter.card = json.loads(card.read_text()) if card.is_file() else {}
         return drafter
 
 

@@ -6,20 +6,18 @@ changes from machine to machine, so nothing is assumed: candidates are timed onc
 
 from __future__ import annotations
 
-import json
-import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlite_agent.paths import cache_dir
+from dlite_agent.model.measured import remember
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16w": torch.float32}
 """Precisions by name -> dtype of activations and KV. `fp16w` keeps fp16 weights and fp32 activations (CPU only)."""
@@ -79,15 +77,12 @@ def choose_precision(dtype: str, shapes: list[Shape], device: torch.device) -> P
     if device.type != "cpu":
         return Precision("bf16" if dtype in ("auto", "fp16w") else dtype, "plain")
     names = list(CANDIDATES) if dtype == "auto" else [dtype]
-    costs: dict[tuple[str, str], float] = {}
-    known = _read_measurements()
-    for name in names:
-        for kernel in CANDIDATES[name]:
-            key = _key(name, kernel, shapes)
-            if key not in known:
-                known[key] = _measure(name, kernel, shapes)
-                _write_measurements(known)
-            costs[name, kernel] = known[key]
+    sizes = " ".join(f"{rows}x{cols}" for rows, cols in shapes)
+    costs = {
+        (name, kernel): remember(f"linears {name}/{kernel} {sizes}", partial(_measure, name, kernel, shapes))
+        for name in names
+        for kernel in CANDIDATES[name]
+    }
     name, kernel = min(costs, key=lambda pair: costs[pair])
     return Precision(name, kernel)
 
@@ -113,33 +108,3 @@ def _measure(name: str, kernel: str, shapes: list[Shape]) -> float:
         return total
     except (RuntimeError, NotImplementedError):
         return float("inf")
-
-
-def _key(name: str, kernel: str, shapes: list[Shape]) -> str:
-    machine = f"{platform.machine()}/{torch.backends.cpu.get_cpu_capability()}/{_processor()}"
-    shape_text = " ".join(f"{rows}x{cols}" for rows, cols in shapes)
-    return f"{machine} threads={torch.get_num_threads()} torch={torch.__version__} {name}/{kernel} {shape_text}"
-
-
-def _processor() -> str:
-    try:
-        with Path("/proc/cpuinfo").open() as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
-def _read_measurements() -> dict[str, float]:
-    try:
-        found = json.loads((cache_dir() / "kernels.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return {str(key): float(value) for key, value in found.items()}
-
-
-def _write_measurements(known: dict[str, float]) -> None:
-    path = cache_dir() / "kernels.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(known, indent=1))
-    temporary.replace(path)

@@ -40,7 +40,7 @@ def test_the_fastest_measured_is_taken_and_kept(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DLITE_CACHE", str(tmp_path))
     shapes = [(32, 16), (16, 32)]
     chosen = choose_precision("fp32", shapes, CPU)
-    path = tmp_path / "kernels.json"
+    path = tmp_path / "measured.json"
     costs = json.loads(path.read_text())
     assert len(costs) == len(CANDIDATES["fp32"])
     assert f"fp32/{chosen.kernel} " in min(costs, key=costs.__getitem__)
@@ -54,7 +54,7 @@ def test_the_fastest_measured_is_taken_and_kept(tmp_path: Path, monkeypatch: pyt
 def test_auto_covers_every_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DLITE_CACHE", str(tmp_path))
     choose_precision("auto", [(32, 16)], CPU)
-    keys = json.loads((tmp_path / "kernels.json").read_text())
+    keys = json.loads((tmp_path / "measured.json").read_text())
     assert {key.split()[-2] for key in keys} == {f"{name}/{kernel}" for name, kernel in PAIRS}
     assert min(MEASURED_ROWS) == 1
 
@@ -64,4 +64,4 @@ def test_a_device_needs_no_measurement(tmp_path: Path, monkeypatch: pytest.Monke
     device = torch.device("cuda")
     assert choose_precision("auto", [(32, 16)], device) == Precision("bf16", "plain")
     assert choose_precision("fp32", [(32, 16)], device) == Precision("fp32", "plain")
-    assert not (tmp_path / "kernels.json").exists()
+    assert not (tmp_path / "measured.json").exists()

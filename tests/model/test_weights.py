@@ -75,9 +75,9 @@ def test_load_target_measures_once_and_remembers(
 ) -> None:
     monkeypatch.setenv("DLITE_CACHE", str(tmp_path))
     first = load_target(str(tiny_folders["llama"]), dtype="auto", device="cpu", context_limit=100)
-    measured = (tmp_path / "kernels.json").read_text()
+    measured = (tmp_path / "measured.json").read_text()
     second = load_target(str(tiny_folders["llama"]), dtype="auto", device="cpu")
     assert second.precision == first.precision
-    assert (tmp_path / "kernels.json").read_text() == measured
+    assert (tmp_path / "measured.json").read_text() == measured
     assert (first.context_limit, second.context_limit) == (100, second.spec.max_positions)
     assert first.fingerprint == fingerprint(tiny_folders["llama"])

@@ -1,0 +1,50 @@
+"""Measurements of this machine, kept in the user's cache folder so that a restart decides as before."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dlite_agent.paths import cache_dir
+
+
+def remember(what: str, measure: Callable[[], float]) -> float:
+    """A figure for `what` on this processor, thread count and torch version: measured the first time, then read."""
+    known = _read()
+    key = f"{_machine()} threads={torch.get_num_threads()} torch={torch.__version__} {what}"
+    if key not in known:
+        known[key] = measure()
+        _write(known)
+    return known[key]
+
+
+def _machine() -> str:
+    return f"{platform.machine()}/{torch.backends.cpu.get_cpu_capability()}/{_processor()}"
+
+
+def _processor() -> str:
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _read() -> dict[str, float]:
+    try:
+        found = json.loads((cache_dir() / "measured.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(key): float(value) for key, value in found.items()}
+
+
+def _write(known: dict[str, float]) -> None:
+    path = cache_dir() / "measured.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(known, indent=1))
+    temporary.replace(path)
