@@ -165,7 +165,7 @@ class Drafter(nn.Module):
     """A DLite drafter for one target; parameters carry the official names.
 
     Attributes:
-        card: what the checkpoint's card.json says of it (target fingerprint, tau, acceptance by position); may be empty.
+        card: what the checkpoint's card.json says (target fingerprint, tau, acceptance by position); may be empty.
     """
 
     draft_vocab_ids: Tensor | None
