@@ -17,7 +17,7 @@ from dlite_agent.errors import InvalidRequest
 
 SCHEMA_VERSION = 1
 
-Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -389,7 +389,7 @@ def parse(record: dict[str, Any]) -> AnyEvent:
     Raises InvalidRequest for a segment of a later schema version.
     """
     kind = record.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         return Unknown(record, f"unknown kind {kind!r}")
     if kind == "segment" and isinstance(record.get("version"), int) and record["version"] > SCHEMA_VERSION:
         raise InvalidRequest(

@@ -59,7 +59,7 @@ def parse_lines(data: bytes) -> Log:
             continue
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):
                 cut = len(line)
             else:

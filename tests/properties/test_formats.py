@@ -40,6 +40,7 @@ def sessions(draw: st.DrawFn) -> list[AnyEvent]:
     g, t = "g", 10.0
     events: list[AnyEvent] = [Segment(segment=g, t=10.0, wall=1.8e9)]
     pending: list[dict[str, Any]] = []
+    distinct = draw(st.booleans())
     for turn in range(draw(st.integers(1, 3))):
         for role in draw(st.lists(st.sampled_from(("user", "system", "developer")), max_size=2)):
             pending.append({"role": role, "content": draw(TEXT | st.just([{"type": "text", "text": "x"}]))})
@@ -47,7 +48,7 @@ def sessions(draw: st.DrawFn) -> list[AnyEvent]:
         events.append(TurnStart(**where, t=t, messages=draw(st.sampled_from((None, pending)))))
         pending = []
         message: dict[str, Any] = {"role": "assistant", "content": draw(TEXT | st.none())}
-        calls = [f"c{turn}{i}" for i in range(draw(st.integers(0, 2)))]
+        calls = [f"c{turn if distinct else 0}{i}" for i in range(draw(st.integers(0, 2)))]
         if calls:
             encode = draw(st.sampled_from((json.dumps, lambda value: json.dumps(value, indent=1))))
             arguments = {call: draw(ARGUMENTS) for call in calls}
@@ -55,6 +56,7 @@ def sessions(draw: st.DrawFn) -> list[AnyEvent]:
                 {"id": call, "type": "function", "function": {"name": "f", "arguments": encode(arguments[call])}}
                 for call in calls
             ]
+            message["tool_calls"] += draw(st.sampled_from(([], [{"id": "odd"}], ["odder"])))
         t += draw(st.floats(0, 5))
         events.append(TurnEnd(**where, t=t, message=draw(st.sampled_from((None, message))), output_tokens=1))
         for call in calls:
@@ -154,16 +156,19 @@ def _mutate(value: Any, path: list[int], into: Any) -> Any:
     return copy
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if not name.endswith(".csv")])
+OURS = {"own.jsonl": dump_lines(sample.events()), "own-atif.json": json.dumps(to_atif(sample.log()))}
+
+
+@pytest.mark.parametrize("name", [*OURS, *(name for name in FORMATS if not name.endswith(".csv"))])
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_damaged_foreign_files_end_in_events_or_a_typed_error(name: str, data: st.DataObject) -> None:
-    text = (DATA / name).read_text()
-    path = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+def test_damaged_files_end_in_events_or_a_typed_error(name: str, data: st.DataObject) -> None:
+    text = OURS.get(name) or (DATA / name).read_text()
+    path = data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=6))
     into = data.draw(st.sampled_from((None, 0, -1, 1e300, "", "x", [], {}, [1], {"a": None}, True)))
     if name.endswith(".jsonl"):
         lines = [json.loads(line) for line in text.splitlines()]
-        text = "\n".join(json.dumps(line) for line in _mutate(lines, path, into)) if len(path) > 1 else text
+        text = "\n".join(json.dumps(line) for line in _mutate(lines, path, into))
     else:
         text = json.dumps(_mutate(json.loads(text), path, into))
     try:

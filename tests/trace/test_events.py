@@ -53,6 +53,8 @@ def test_none_inside_content_is_kept_and_none_fields_are_left_out() -> None:
     [
         ({"kind": "gate", "t": 1.0, "why": "load"}, "unknown kind 'gate'"),
         ({"t": 1.0}, "unknown kind None"),
+        ({"kind": ["segment"]}, "unknown kind"),
+        ({"kind": "session_end", "segment": "g", "t": 1e300, "session": "s"}, "session_end: field t"),
         ({"kind": "prefill", "segment": "g", "t": 1.0, "end": 2.0, "session": "s", "turn": 0}, "prefill: field tokens"),
         (
             {"kind": "queue", "segment": "g", "t": 3.0, "end": 2.0, "session": "s", "turn": 0},

@@ -64,6 +64,12 @@ def test_broken_and_unknown_lines_are_reported_and_kept() -> None:
     assert [event for event in found.events if not isinstance(event, Unknown)] == sample.events()
 
 
+def test_nesting_without_end_is_no_crash() -> None:
+    found = parse_lines(b"[" * 200_000 + b"\n" + dump_lines(sample.events()).encode())
+    assert found.events == sample.events()
+    assert found.problems[0].startswith("line 1: not JSON")
+
+
 def test_odd_content_is_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     output = ["lone \ud800", "\x00\x1b[31m", float("nan"), b"raw", {1: "é"}]

@@ -39,7 +39,7 @@ EXPORTS = tuple(_EXPORTERS)
 
 def detect(document: Document) -> str:
     """Name of the format of a file. Raises InvalidRequest when it is none that can be read."""
-    if any(record.get("kind") in KINDS for record in document.records[:1]):
+    if any(str(record.get("kind")) in KINDS for record in document.records[:1]):
         return OWN
     for name, importer in _IMPORTERS.items():
         if importer.matches(document):

@@ -80,7 +80,8 @@ class _Writer:
         self._anchors = {e.segment: e for e in log.events if isinstance(e, Segment)}
         self._steps: list[dict[str, Any]] = []
         self._records: dict[int | None, list[list[Any]]] = defaultdict(list)
-        self._results: dict[str, dict[str, Any]] = {}
+        # Call ids may come again in a later turn, so a result is found by the step that called, newest first.
+        self._results: dict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
 
     def document(self) -> dict[str, Any]:
         ended = {event.turn for event in self._log.events if isinstance(event, TurnEnd)}
@@ -94,7 +95,7 @@ class _Writer:
             elif isinstance(event, ToolStart):
                 self._call(event, record, agents.get(event.turn))
             elif isinstance(event, ToolEnd):
-                self._result(event, record)
+                self._result(event, record, agents.get(event.turn))
             turn = getattr(event, "turn", None)
             self._records[turn if turn in ended else None].append([index, record])
         for turn, step in agents.items():
@@ -131,10 +132,10 @@ class _Writer:
         for message in event.messages:
             rest = dict(message)
             role, text = message.get("role"), message.get("content")
-            result = self._results.get(str(message.get("tool_call_id"))) if role == "tool" else None
-            if result is not None and isinstance(text, str) and result.get("content") in (None, text):
+            found = self._results.get(str(message.get("tool_call_id"))) if role == "tool" else None
+            if found and isinstance(text, str) and found[-1][1].get("content") in (None, text):
+                rest["$result"], result = found[-1]
                 result["content"] = rest.pop("content")
-                rest["$result"] = True
             elif role in ("system", "user") and isinstance(text, str):
                 rest["$step"] = self._step(str(role), event, rest.pop("content"))["step_id"]
             kept.append(rest)
@@ -167,19 +168,20 @@ class _Writer:
             known = _atif_call(event.call_id, event.name, event.arguments)
             calls.append(known)
         if event.arguments is not None and known["arguments"] == event.arguments:
-            record["arguments"] = "$call"
+            record["arguments"] = {"$call": step["step_id"]}
         # A result may only name a call of its own step.
         result = {"source_call_id": event.call_id}
         step.setdefault("observation", {"results": []})["results"].append(result)
-        self._results[event.call_id] = result
+        self._results[event.call_id].append((step["step_id"], result))
 
-    def _result(self, event: ToolEnd, record: dict[str, Any]) -> None:
-        result = self._results.get(event.call_id)
+    def _result(self, event: ToolEnd, record: dict[str, Any], step: dict[str, Any] | None) -> None:
+        number = step["step_id"] if step is not None else None
+        result = next((found for own, found in reversed(self._results[event.call_id]) if own == number), None)
         if result is None:
             return
-        if isinstance(event.output, str):
+        if isinstance(event.output, str) and result.get("content") in (None, event.output):
             result["content"] = record.pop("output")
-            record["$result"] = True
+            record["$result"] = number
         call = next((c for c in self._timeline.tools if (c.turn, c.call_id) == (event.turn, event.call_id)), None)
         if call is not None:
             extra: dict[str, Any] = {"duration_s": call.end - call.start, "measured": call.measured}
@@ -237,7 +239,8 @@ def _without_arguments(call: dict[str, Any]) -> dict[str, Any]:
     text = call["function"]["arguments"]
     if not isinstance(text, str) or json.dumps(_arguments(text)) != text:
         return call
-    return {**call, "function": {key: value for key, value in call["function"].items() if key != "arguments"}}
+    function = {key: value for key, value in call["function"].items() if key != "arguments"}
+    return {**call, "function": {**function, "$arguments": True}}
 
 
 # --- our own file back -------------------------------------------------------------------------------------------
@@ -246,34 +249,39 @@ def _without_arguments(call: dict[str, Any]) -> dict[str, Any]:
 def _restore(whole: dict[str, Any]) -> list[AnyEvent]:
     """Events from the records in `extra.dlite`, with the content taken from ATIF's own fields."""
     steps = [step for step in whole["steps"] if isinstance(step, dict)]
-    results: dict[str, Any] = {}
-    arguments: dict[str, Any] = {}
+    results: dict[tuple[Any, str], Any] = {}
+    arguments: dict[tuple[Any, str], Any] = {}
     pairs: list[list[Any]] = list(_own(whole)["events"])
     for step in steps:
         pairs += _own(step).get("events", [])
     if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], dict) for pair in pairs):
         raise InvalidRequest("The ATIF file's extra.dlite.events are not pairs of index and record.", param="extra")
     for step in steps:
+        number = step.get("step_id")
         for call in step.get("tool_calls") or []:
-            arguments[call["tool_call_id"]] = call.get("arguments")
+            arguments.setdefault((number, str(call["tool_call_id"])), call.get("arguments"))
         for result in (step.get("observation") or {}).get("results", []):
-            results[result.get("source_call_id")] = result.get("content")
+            results[number, str(result.get("source_call_id"))] = result.get("content")
     events = []
     for _, record in sorted(pairs, key=lambda pair: pair[0]):
         record = dict(record)
         if record.get("kind") == "turn_start" and record.get("messages") is not None:
             record["messages"] = [_message_back(message, steps, results) for message in record["messages"]]
         elif record.get("kind") == "turn_end" and isinstance(record.get("message"), dict):
-            record["message"], step = _answer_back(record["message"], steps, arguments)
+            record["message"], step = _answer_back(record["message"], steps)
             ids = (step.get("metrics") or {}).get("completion_token_ids")
             if ids is not None:
                 record["output_ids"] = ids
-        elif record.get("kind") == "tool_start" and record.get("arguments") == "$call":
-            record["arguments"] = arguments.get(str(record.get("call_id")))
-        elif record.get("kind") == "tool_end" and record.pop("$result", False):
-            record["output"] = results.get(str(record.get("call_id")))
+        elif record.get("kind") == "tool_start" and _reference(record.get("arguments"), "$call"):
+            record["arguments"] = arguments.get((record["arguments"]["$call"], str(record.get("call_id"))))
+        elif record.get("kind") == "tool_end" and "$result" in record:
+            record["output"] = results.get((record.pop("$result"), str(record.get("call_id"))))
         events.append(parse(record))
     return events
+
+
+def _reference(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and value.keys() == {key}
 
 
 def _step_of(message: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -283,18 +291,18 @@ def _step_of(message: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, 
     return steps[number - 1]
 
 
-def _message_back(message: dict[str, Any], steps: list[dict[str, Any]], results: dict[str, Any]) -> dict[str, Any]:
+def _message_back(
+    message: dict[str, Any], steps: list[dict[str, Any]], results: dict[tuple[Any, str], Any]
+) -> dict[str, Any]:
     message = dict(message)
-    if message.pop("$result", False):
-        message["content"] = results.get(str(message.get("tool_call_id")))
+    if "$result" in message:
+        message["content"] = results.get((message.pop("$result"), str(message.get("tool_call_id"))))
     elif "$step" in message:
         message["content"] = _step_of(message, steps).get("message")
     return message
 
 
-def _answer_back(
-    message: dict[str, Any], steps: list[dict[str, Any]], arguments: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _answer_back(message: dict[str, Any], steps: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     message = dict(message)
     step = _step_of(message, steps)
     if message.pop("$content", False):
@@ -303,11 +311,13 @@ def _answer_back(
         message["reasoning_content"] = step["reasoning_content"]
     if isinstance(message.get("tool_calls"), list):
         calls = []
-        for call in message["tool_calls"]:
-            function = dict(call.get("function") or {})
-            if "arguments" not in function:
-                function["arguments"] = json.dumps(arguments.get(str(call.get("id")), {}))
-            calls.append({**call, "function": function})
+        for index, call in enumerate(message["tool_calls"]):
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and "$arguments" in function:
+                rest = {key: value for key, value in function.items() if key != "$arguments"}
+                rest["arguments"] = json.dumps(step["tool_calls"][index]["arguments"])
+                call = {**call, "function": rest}
+            calls.append(call)
         message["tool_calls"] = calls
     return message, step
 

@@ -39,7 +39,7 @@ class Document:
         text = data.decode("utf-8", errors="replace").removeprefix("\ufeff")
         try:
             whole = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             whole = None
         records: list[dict[str, Any]] = []
         problems = []
@@ -51,7 +51,7 @@ class Document:
                     continue
                 try:
                     record = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     problems.append(f"line {number}: not JSON, kept out")
                     continue
                 if isinstance(record, dict):
