@@ -77,14 +77,14 @@ def _plain(value: Any) -> Any:
 
 def to_table(report: Report, *, width: int = 120) -> str:
     """The report as text tables."""
-    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, markup=False)
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=False, color_system=None, markup=False)
     for session in report.sessions:
         _session(console, session)
     _fleet(console, report)
     for problem in report.problems:
         console.print(Text(f"! {printable(problem)}"))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return text.getvalue()
 
 
 def _session(console: Console, session: SessionSummary) -> None:
