@@ -41,6 +41,7 @@ MASK = 96
 FP32 = Precision("fp32", "plain")
 CPU = torch.device("cpu")
 GREEDY = SamplingParams()
+MODES: tuple[Mode, ...] = ("ar", "dlite")
 
 _FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),

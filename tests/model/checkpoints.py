@@ -175,8 +175,8 @@ def reference_draft(
     hidden = [_norm(x, w["norm.weight"]) for x in xs[real:]]
     state = torch.zeros(RANK, dtype=torch.float64)
 
-    def advanced(state: Tensor, previous: int) -> Tensor:
-        embedded = w["sequential_head.prev_token_embedding.weight"][previous]
+    def advanced(state: Tensor, token: int) -> Tensor:
+        embedded = w["sequential_head.prev_token_embedding.weight"][token]
         both = _linear(w, "sequential_head.state_proj", torch.cat((state, embedded)))
         gate = torch.sigmoid(both[:RANK])
         return gate * state + (1 - gate) * torch.tanh(both[RANK:])
