@@ -76,21 +76,21 @@ class Sandbox:
         self.level = level
         self.refused = dict(refused)
         self.paths = Contained(policy.workspace)
+        workspace = self.paths.root
+        git = workspace / ".git"
+        if policy.protect_git and git.is_symlink():
+            message = f"{git} is a link and cannot be protected; set protect_git=False."
+            raise InvalidRequest(message, param="protect_git")
+        protected = (git,) if policy.protect_git and git.exists() else ()
+        # Both are looked up once, before a command can change what .git is or points to.
+        more = [path.resolve() for path in policy.readable] + git_store(workspace)
+        readable = tuple(dict.fromkeys([*default_readable(), *more]))
         self._numbers = itertools.count()
         self._temporary = policy.state_dir is None
         scratch = Path(tempfile.mkdtemp(prefix="dlite-sandbox-")) if policy.state_dir is None else policy.state_dir
         self.scratch = scratch.resolve()
         for name in ("home", "tmp", "output", "root"):
             (self.scratch / name).mkdir(parents=True, exist_ok=True)
-        workspace = self.paths.root
-        git = workspace / ".git"
-        if policy.protect_git and git.is_symlink():
-            raise InvalidRequest(
-                f"{git} is a link and cannot be protected; set protect_git=False.", param="protect_git"
-            )
-        protected = (git,) if policy.protect_git and git.exists() else ()
-        more = [path.resolve() for path in policy.readable] + git_store(workspace)
-        readable = tuple(dict.fromkeys([*default_readable(), *more]))
         self.view = View(workspace, self.scratch, policy.network, protected, readable)
 
     @classmethod
@@ -103,12 +103,9 @@ class Sandbox:
         """
         levels = _LADDER if policy.level == "auto" else (Level(policy.level),)
         refused: dict[Level, str] = {}
+        has_git = policy.protect_git and (policy.workspace / ".git").exists()
         for level in levels:
-            if (
-                level not in (Level.BUBBLEWRAP, Level.UNSHARE)
-                and policy.protect_git
-                and (policy.workspace / ".git").exists()
-            ):
+            if has_git and not level.private_view:
                 refused[level] = "cannot protect .git; set protect_git=False to allow it"
                 continue
             failure = await probe(level)

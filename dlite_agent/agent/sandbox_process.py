@@ -90,6 +90,7 @@ class Command:
         self._init: int | None = None
         self._reason = Reason.EXIT
         self._status = b""
+        self._status_pipe = -1
         self._ready_at: float | None = None
         self._last_output = 0.0
 
@@ -151,7 +152,8 @@ class Command:
         os.set_blocking(status_read, False)
         self._watch(out_read, self._read_output)
         self._watch(status_read, self._read_status)
-        self._watch(os.pidfd_open(process.pid), lambda _: self._exited.set())
+        self._watch(os.pidfd_open(process.pid), self._leave_process)
+        self._status_pipe = status_read
         return process
 
     def _watch(self, descriptor: int, callback: Callable[[int], None]) -> None:
@@ -202,6 +204,10 @@ class Command:
             self._init = os.pidfd_open(child)
             self._init_gone.clear()
             self._watch(self._init, self._leave_init)
+
+    def _leave_process(self, descriptor: int) -> None:
+        self._exited.set()
+        self._forget(descriptor)
 
     def _leave_init(self, descriptor: int) -> None:
         self._init_gone.set()
@@ -257,6 +263,8 @@ class Command:
                 await self._exited.wait()
             await _within(_KILL_S, self._init_gone)
             await _within(_DRAIN_S, self._drained)
+            if self._status_pipe in self._watched:
+                self._read_status(self._status_pipe)
         finally:
             for descriptor in tuple(self._watched):
                 self._forget(descriptor)

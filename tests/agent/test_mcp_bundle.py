@@ -74,7 +74,7 @@ def with_server(folder: Path, work: Callable[[McpBundle], Coroutine[Any, Any, No
     return mark
 
 
-def test_tools_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_life_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DLITE_TEST_SECRET", "hunter2")
 
     async def work(bundle: McpBundle) -> None:
@@ -102,19 +102,13 @@ def test_tools_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert (long.elided, len(long.output) < 1100) == (99_000, True)
         assert long.full_output is not None
         assert long.full_output.stat().st_size == 100_000
-
-    mark = with_server(tmp_path, work, env={"GIVEN": "given"}, call_seconds=30.0, output_bytes=1000)
-    assert wait_until(lambda: processes_with(mark) == [])
-
-
-def test_server_that_ends_is_reported(tmp_path: Path) -> None:
-    async def work(bundle: McpBundle) -> None:
         with pytest.raises(McpError, match="broke off during leave"):
             await bundle.call("leave", {})
         with pytest.raises(McpError, match="is not running"):
             await bundle.call("shout", {"text": "a"})
 
-    with_server(tmp_path, work, call_seconds=10.0)
+    mark = with_server(tmp_path, work, env={"GIVEN": "given"}, call_seconds=30.0, output_bytes=1000)
+    assert wait_until(lambda: processes_with(mark) == [])
 
 
 @pytest.mark.parametrize(

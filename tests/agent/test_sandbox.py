@@ -343,6 +343,20 @@ def test_landlock_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
         bash(tmp_path, Level.LANDLOCK, "true")
 
 
+@pytest.mark.parametrize("level", PRIVATE[:1])
+def test_worktree_finds_its_repository_but_cannot_write_it(tmp_path: Path, level: Level) -> None:
+    main, linked = tmp_path / "main", tmp_path / "workspace"
+    for arguments in (
+        ["init", "-q", str(main)],
+        ["-C", str(main), "-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-q", "--allow-empty", "-m", "one"],
+        ["-C", str(main), "worktree", "add", "-q", str(linked)],
+    ):
+        subprocess.run(["git", *arguments], check=True, capture_output=True)
+    result = bash(tmp_path, level, "git log --format=%s && git commit -q --allow-empty -m two")
+    assert result.output.startswith("one\n")
+    assert result.exit_code != 0
+
+
 def test_linked_git_folder_cannot_be_protected(tmp_path: Path) -> None:
     (workspace_in(tmp_path) / ".git").symlink_to(tmp_path)
     with pytest.raises(InvalidRequest, match="protect_git=False"):
