@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -149,6 +150,82 @@ def _conversation(prompt: str | None, messages: Path | None) -> list[dict[str, A
     if not isinstance(found, list):
         raise InvalidRequest(f"{messages} must hold a list of messages", param="messages")
     return found
+
+
+@app.command()
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder for event logs.")] = None,
+    target: Target = "smollm2-135m",
+    drafter: DrafterOption = "auto",
+    anchor_group_size: GroupSize = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    kv_budget_gib: Annotated[float, typer.Option(help="KV memory of all sessions together, GiB.")] = 4.0,
+    context_limit: Annotated[int | None, typer.Option(help="Tokens a session may hold.")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="Name by which clients may ask for the model.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="Accepted keys, one a line; or set DLITE_API_KEY.")] = None,
+    session_conflict: Annotated[str, typer.Option(help="A busy session: refuse (409) or wait.")] = "refuse",
+    log_content: Annotated[bool, typer.Option(help="Write prompts and answers to the log.")] = False,
+) -> None:
+    """Serve sessions over HTTP in OpenAI's and Anthropic's shapes."""
+    from dlite_agent import config
+    from dlite_agent.api.serve import serve as run
+
+    key = os.environ.get("DLITE_API_KEY")
+    keys = config.read_keys(api_key_file) if api_key_file else (key,) if key else ()
+    run(
+        config.Settings(
+            model=config.ModelSettings(
+                target=target,
+                drafter=drafter,
+                dtype=dtype,
+                device=device,
+                threads=threads,
+                kv_budget=int(kv_budget_gib * 2**30),
+                context_limit=context_limit,
+                anchor_group_size=anchor_group_size,
+                names=tuple(name or ()),
+            ),
+            server=config.ServerSettings(
+                host=host,
+                port=port,
+                api_keys=keys,
+                session_conflict=session_conflict,  # type: ignore[arg-type]  # checked by ServerSettings
+                log_content=log_content,
+            ),
+            data_dir=data_dir,
+        )
+    )
+
+
+@app.command()
+def report(
+    sessions: Annotated[list[Path], typer.Argument(help="Event logs or session files of a known format.")],
+    fmt: Annotated[str, typer.Option("--format", help="table, json or html.")] = "table",
+    out: Annotated[Path | None, typer.Option(help="Write here instead of printing.")] = None,
+) -> None:
+    """Where the time of sessions went, and what faster decoding can bring at most (Amdahl)."""
+    from dlite_agent.trace.report import report_command
+
+    text = report_command(sessions, fmt, out)
+    if out is None:
+        print(text)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A session file; its format is told from its content.")],
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    to: Annotated[str, typer.Option(help="dlite, atif, otel or chrome.")] = "dlite",
+    session: Annotated[str | None, typer.Option(help="Only this session of the file.")] = None,
+) -> None:
+    """Turn a session file of one format into another."""
+    from dlite_agent.trace.formats import convert as run
+
+    run(source, to, out, session=session)
 
 
 @bench_app.command("decode")
