@@ -147,6 +147,8 @@ class SequenceKV:
 
     def load(self, rows: Tensor) -> None:
         """Append exported rows [2, layers, kv_heads, n, head_dim]. Raises KVExhausted, then nothing has changed."""
+        if not rows.shape[3]:
+            return
         end = self.length + rows.shape[3]
         self.reserve(end)
         assert self._buffer is not None

@@ -38,16 +38,18 @@ class TextStream:
         return self._append(now[len(known) :])
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
+        )
         return text
 
     def _append(self, piece: str) -> bool:
         searched = max(len(self._raw) - max((len(s) for s in self._stop), default=0), 0)
         self._raw += piece
-        hits = [(self._raw.find(s, searched), s) for s in self._stop]
-        hits = [(at, s) for at, s in hits if at >= 0]
+        # The stop that was complete first wins, so that the outcome does not depend on how ids split the text.
+        hits = [(at + len(s), at, s) for s in self._stop if (at := self._raw.find(s, searched)) >= 0]
         if hits:
-            at, self.stopped = min(hits)
+            _, at, self.stopped = min(hits)
             self._raw = self.text = self._raw[:at]
             return True
         held = max((self._overlap(s) for s in self._stop), default=0)
@@ -66,7 +68,7 @@ class TextStream:
         if self.stopped is None and self._decoded < len(self._ids):
             start = max(self._decoded - _CONTEXT, 0)
             known = self._decode(self._ids[start : self._decoded])
-            self._raw += self._decode(self._ids[start:])[len(known) :]
             self._decoded = len(self._ids)
+            self._append(self._decode(self._ids[start:])[len(known) :])
         self.text = self._raw
         return self.text
