@@ -38,6 +38,12 @@ def spec() -> ModelSpec:
 
 @pytest.fixture(scope="session")
 def weights(spec: ModelSpec) -> dict[str, torch.Tensor]:
+    return tiny_weights(spec.vocab_size)
+
+
+def tiny_weights(vocab_size: int) -> dict[str, torch.Tensor]:
+    """Random weights of a model with CONFIG, but for the size of its vocabulary."""
+    spec = ModelSpec.from_config({**CONFIG, "vocab_size": vocab_size})
     rng = torch.Generator().manual_seed(5)
 
     def random(*shape: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,6 +118,13 @@ def test_a_cache_of_another_target_and_wrong_taps_are_refused(
         Trainer(_settings(train_cache), tmp_path, replace(tables, fingerprint="other"))
     with pytest.raises(InvalidRequest, match="the cache taps layers"):
         Trainer(_settings(train_cache, shape=replace(SHAPE, taps=2)), tmp_path, tables)
+    counts = tmp_path / "counts.npy"
+    np.save(counts, np.zeros(95))
+    with pytest.raises(InvalidRequest, match=r"has shape \[95\], not \[96\]"):
+        Trainer(_settings(train_cache, text_counts=str(counts)), tmp_path, tables)
+    counts.write_bytes(b"no array")
+    with pytest.raises(InvalidRequest, match="not an array of counts"):
+        Trainer(_settings(train_cache, text_counts=str(counts)), tmp_path, tables)
     with pytest.raises(InvalidRequest, match="mask_token_id"):
         Trainer(_settings(train_cache, mask_token_id=96), tmp_path, tables)
 
