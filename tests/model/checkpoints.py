@@ -184,9 +184,9 @@ def reference_draft(
     if group_size > 1 and real > 1:
         state = advanced(state, tokens[-2])
     previous, drafts, logits = tokens[-1], [], []
-    for h in hidden:
+    for out in hidden:
         state = advanced(state, previous)
-        mixed = _linear(w, "sequential_head.state_hidden_mlp", torch.cat((state, h)))
+        mixed = _linear(w, "sequential_head.state_hidden_mlp", torch.cat((state, out)))
         logits.append(w["sequential_head.output_proj.weight"] @ mixed)
         previous = int(logits[-1].argmax())
         drafts.append(previous)
