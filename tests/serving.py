@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import json
@@ -43,6 +42,11 @@ class Live:
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=300, **options)
+
+    def post_raw(self, path: str, body: bytes, **headers: str) -> httpx.Response:
+        """POST bytes as they are."""
+        sent = {"content-type": "application/json"} | headers
+        return httpx.post(self.url + path, content=body, headers=sent, timeout=300)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return httpx.get(self.url + path, timeout=300, **options)
@@ -85,12 +89,18 @@ def live(settings: Settings) -> Iterator[Live]:
             thread.join(60)
 
 
+_SHARED = contextlib.ExitStack()
+
+
 @functools.cache
 def shared() -> Live:
-    """The default model, served once for all tests of a process."""
-    stack = contextlib.ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(live(SERVED))
+    """The default model, served once for all tests of a process, until `close_shared`."""
+    return _SHARED.enter_context(live(SERVED))
+
+
+def close_shared() -> None:
+    """Stop the shared server; to be called when the last test is over."""
+    _SHARED.close()
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -185,18 +185,19 @@ class Recorder:
         queued = [(figures.queued, figures.admitted, None), *((a, b, "preempted") for a, b in figures.waits)]
         for begin, end, reason in queued:
             self._emit(run.session, Queue(**place, t=begin, end=end, reason=reason))
-        self._emit(
-            run.session,
-            Restore(
-                **place,
-                t=figures.admitted,
-                end=figures.restored,
-                tier=figures.tier,
-                tokens=figures.cached_tokens,
-                wanted=figures.prompt_tokens,
-                reason=figures.reason,
-            ),
-        )
+        if figures.restored:
+            self._emit(
+                run.session,
+                Restore(
+                    **place,
+                    t=figures.admitted,
+                    end=figures.restored,
+                    tier=figures.tier,
+                    tokens=figures.cached_tokens,
+                    wanted=figures.prompt_tokens,
+                    reason=figures.reason,
+                ),
+            )
         for chunk in figures.prefills:
             end = chunk.start + chunk.wall
             sizes: dict[str, Any] = {"tokens": chunk.tokens, "context": chunk.context, "batch": chunk.batch}

@@ -135,6 +135,8 @@ class Service:
             DliteError: the request cannot be served; nothing has changed.
         """
         arrived = time.monotonic()
+        if bad := [token for token in ask.params.logit_bias if token >= self.vocab_size]:
+            raise InvalidRequest(f"token {bad[0]} is outside the vocabulary", param="logit_bias")
         constraint = self._constraint(ask)
         session = self._session(ask, caller.owner)
         await self.registry.hold(session, ask.on_conflict or self.settings.server.session_conflict)

@@ -484,6 +484,7 @@ class Engine:
         figures = job.figures
         figures.finished = time.monotonic()
         self._pace += 0.2 * (figures.finished - figures.admitted - self._pace)
+        self._publish()
         generation.reply(Finished(turn.finish, tuple(turn.generated), turn.text.stopped, figures))
 
     def _start_followers(self, job: Job) -> None:
@@ -520,6 +521,7 @@ class Engine:
 
     def _fail(self, job: Job, error: DliteError) -> None:
         job.figures.finished = time.monotonic()
+        self._publish()
         job.generation.reply(Failed(error, job.figures))
         with self._followers_lock:
             followers = self._followers.pop(job.generation.id, [])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.serving import Live, shared
+from tests.serving import Live, close_shared, shared
 
 
 @pytest.fixture(scope="session")
-def server() -> Live:
-    return shared()
+def server() -> Iterator[Live]:
+    yield shared()
+    close_shared()

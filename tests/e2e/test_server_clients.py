@@ -12,6 +12,7 @@ import pytest
 
 from tests.serving import MODEL, Live
 
+GREEDY = {"temperature": 0}
 OPENING = "You are a terse assistant in a terminal. Answer in a few words."
 
 
@@ -120,16 +121,16 @@ def test_responses_stream(client: openai.OpenAI) -> None:
 
 def test_messages_turns_report_cache_reads(claude: anthropic.Anthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": "Name a tree."}]
-    first = claude.messages.create(model=MODEL, system=OPENING, messages=messages, max_tokens=5, temperature=0)
+    first = claude.messages.create(model=MODEL, system=OPENING, messages=messages, max_tokens=5, extra_body=GREEDY)
     messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": "Another."}]
-    second = claude.messages.create(model=MODEL, system=OPENING, messages=messages, max_tokens=4, temperature=0)
+    second = claude.messages.create(model=MODEL, system=OPENING, messages=messages, max_tokens=4, extra_body=GREEDY)
     assert first.stop_reason == "max_tokens"
     assert second.usage.cache_read_input_tokens == first.usage.input_tokens + first.usage.output_tokens - 1
 
 
 def test_messages_stream_and_count(claude: anthropic.Anthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": "Say hi."}]
-    with claude.messages.stream(model=MODEL, messages=messages, max_tokens=5, temperature=0) as stream:
+    with claude.messages.stream(model=MODEL, messages=messages, max_tokens=5, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert final.content[0].type == "text"
