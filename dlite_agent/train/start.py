@@ -18,6 +18,8 @@ from dlite_agent.train.store import Shard
 
 SAMPLE = 60_000
 """Tokens whose states are read for the statistics."""
+WHISPER = 0.2
+"""Scale at which the backbone's hidden states enter the head at first."""
 KEPT_STATE = 0.25
 """Share of the old state that the head's recurrence keeps at first."""
 
@@ -104,9 +106,8 @@ def initialise(drafter: Drafter, stats: Statistics, embedding: Tensor, lm_head: 
     rank = config.rank
     for name, parameter in drafter.named_parameters():
         if parameter.ndim == 2:
-            # Layers add nothing at first: noise in the hidden states would drown the bigrams.
-            silent = name.endswith(("o_proj.weight", "down_proj.weight"))
-            parameter.copy_(torch.randn(parameter.shape, generator=rng) * (not silent) * parameter.shape[1] ** -0.5)
+            damping = (2 * config.depth) ** -0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            parameter.copy_(torch.randn(parameter.shape, generator=rng) * damping * parameter.shape[1] ** -0.5)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
     taps = list(config.target_layer_ids)
@@ -115,7 +116,6 @@ def initialise(drafter: Drafter, stats: Statistics, embedding: Tensor, lm_head: 
     drafter.layer_depth_embedding.weight[taps] = 0.5 * noise - stats.mean
     shape = (stats.spread / stats.spread.pow(2).mean(dim=1, keepdim=True).sqrt()).mean(dim=0)
     drafter.context_norm.weight.copy_((1 / shape.clamp(min=0.05)).clamp(max=4))
-    drafter.norm.weight.copy_(stats.spread[-1])
 
     vocab = drafter.draft_vocab_ids
     factor, basis = low_rank(lm_head if vocab is None else lm_head[vocab], stats.final, rank)
@@ -128,7 +128,8 @@ def initialise(drafter: Drafter, stats: Statistics, embedding: Tensor, lm_head: 
     head.state_proj.weight.copy_(torch.randn(head.state_proj.weight.shape, generator=rng) * 0.02)
     head.state_proj.weight[rank:, rank:] += eye
     head.state_proj.bias[:rank] = torch.logit(torch.tensor(KEPT_STATE))
-    placeholder = drafter.norm(embedding[config.mask_token_id])
     head.state_hidden_mlp.weight[:, :rank] = (1 / scale / (1 - KEPT_STATE)).diag()
-    head.state_hidden_mlp.weight[:, rank:] = basis
-    head.state_hidden_mlp.bias.copy_(seen.mean(dim=0) - basis @ placeholder)
+    # In this basis final states have unit variance in every direction, so the backbone may learn in its own
+    # coordinates; the states themselves would be badly conditioned to imitate. It starts as a whisper.
+    head.state_hidden_mlp.weight[:, rank:].mul_(WHISPER)
+    head.state_hidden_mlp.bias.copy_(seen.mean(dim=0))
