@@ -74,8 +74,8 @@ int("%(word)s")
 [1, 2, 3][%(number)d]
 {"a": 1}["%(word)s"]
 import os; os.listdir("/%(word)s/%(number)d")
-open("%(word)s.txt").read()
-import %(word)s
+open("no-such-%(word)s.txt").read()
+import missing_%(word)s
 from collections import %(word)s
 "%(word)s" + %(number)d
 %(number)d / 0
@@ -84,7 +84,7 @@ import datetime; datetime.date(2024, 13, %(number)d)
 import datetime; datetime.datetime.strptime("%(word)s", "%%Y-%%m-%%d")
 import configparser; configparser.ConfigParser().read_string("%(word)s = 1")
 import argparse; argparse.ArgumentParser(exit_on_error=False).parse_args(["--%(word)s"])
-import subprocess; subprocess.run(["%(word)s", "--version"], check=True)
+import subprocess; subprocess.run(["no-such-%(word)s", "--version"], check=True)
 import subprocess, sys; subprocess.run([sys.executable, "-c", "raise SystemExit(%(number)d)"], check=True)
 import decimal; decimal.Decimal("%(word)s")
 import ipaddress; ipaddress.ip_address("10.0.0.%(number)d00")
@@ -95,7 +95,7 @@ import re; re.compile("(%(word)s")
 import ast; ast.parse("def %(word)s(:")
 import base64; base64.b64decode("%(word)s=", validate=True)
 import uuid; uuid.UUID("%(word)s")
-import pathlib; pathlib.Path("/%(word)s").mkdir()/"x"; (pathlib.Path("/proc/%(word)s")).write_text("x")
+import pathlib; pathlib.Path("/proc/no-such-%(word)s").write_text("x")
 import sqlite3; sqlite3.connect(":memory:").execute("select %(word)s from t")
 import sqlite3; sqlite3.connect(":memory:").execute("selct 1")
 import tomllib; tomllib.loads("%(word)s = ")
@@ -113,7 +113,7 @@ raise ValueError("unknown option: %(word)s")
 import math; math.sqrt(-%(number)d)
 import struct; struct.unpack("<I", b"%(word)s!")
 import inspect; inspect.signature(%(number)d)
-import shutil; shutil.copy("%(word)s.cfg", "/nowhere/%(word)s.cfg")
+import shutil; shutil.copy("no-such-%(word)s.cfg", "/nowhere/%(word)s.cfg")
 import urllib.request; urllib.request.urlopen("%(word)s")
 import http.client; http.client.HTTPConnection("127.0.0.1", 1, timeout=1).request("GET", "/%(word)s")
 import csv; list(csv.reader(["a\0b", 3]))
