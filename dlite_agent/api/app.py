@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from dlite_agent import __doc__ as about
 from dlite_agent.api import chat, completions, messages, ops, problems, responses, sessions
+from dlite_agent.api.document import describe
 from dlite_agent.api.metrics import Metrics
 from dlite_agent.api.recorder import Recorder
 from dlite_agent.api.security import Gate, middleware_options
@@ -72,6 +73,7 @@ def build_app(settings: Settings) -> FastAPI:
     if settings.server.allowed_origins:
         app.user_middleware.append(Middleware(CORSMiddleware, **middleware_options(settings.server.allowed_origins)))
     app.user_middleware.append(Middleware(Gate, settings=settings.server))
+    describe(app)
     _handle_errors(app)
     return app
 

@@ -19,9 +19,7 @@ LONG_PROMPT = "count " * 700
 def leave_early(server: Live, body: dict[str, Any], phase: str) -> None:
     """Send a request and hang up once it is in a phase."""
     raw = json.dumps(body).encode()
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
-    )
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
     host, port = server.url.removeprefix("http://").split(":")
     engine = server.service.engine
     with socket.create_connection((host, int(port)), timeout=60) as connection:

@@ -1,0 +1,65 @@
+"""The app's OpenAPI document: bodies are read by our own hand, so their schemas are added here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from dlite_agent.api.chat import ChatRequest
+from dlite_agent.api.completions import CompletionRequest
+from dlite_agent.api.messages import CountRequest, MessagesRequest
+from dlite_agent.api.ops import TokenizeRequest
+from dlite_agent.api.responses import ResponsesRequest
+from dlite_agent.api.sessions import ForkRequest
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountRequest,
+    "/v1/sessions/{session_id}/fork": ForkRequest,
+    "/tokenize": TokenizeRequest,
+}
+
+_ERROR = {"description": "An error, in the API's own envelope.", "content": {"application/json": {"schema": {}}}}
+
+
+def describe(app: FastAPI) -> None:
+    """Give the app an `openapi` that knows the bodies, the streams and the errors."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            operation["responses"].pop("422", None)
+            operation["responses"] |= {"4XX": _ERROR, "5XX": _ERROR}
+            ok = operation["responses"].get("200") or operation["responses"]["201"]
+            ok.setdefault("content", {}).setdefault("application/json", {"schema": {}})
+            if path in BODIES and method == "post":
+                operation["requestBody"] = _body(BODIES[path], schemas, required="fork" not in path)
+                ok["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    document["paths"]["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    events = document["paths"]["/v1/sessions/{session_id}/events"]["get"]["responses"]["200"]
+    events["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    return document
+
+
+def _body(model: type[BaseModel], schemas: dict[str, Any], *, required: bool) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas |= schema.pop("$defs", {})
+    schemas[model.__name__] = schema
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"required": required, "content": {"application/json": {"schema": reference}}}
