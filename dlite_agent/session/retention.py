@@ -157,10 +157,12 @@ class Plan:
 
     Attributes:
         cost: by present tier, the moves that follow included.
+        stay: likewise, without a move at once.
         moves: (seconds from now, tier).
     """
 
     cost: NDArray[np.float64]
+    stay: NDArray[np.float64]
     moves: tuple[tuple[float, Tier], ...]
 
 
@@ -175,7 +177,7 @@ def plan(costs: Costs, tokens: int, tier: Tier, rest: NDArray[np.float64]) -> Pl
     alive = len(rest) - np.searchsorted(rest, grid, side="right")
     alive[0] = len(rest)
     holding, restoring, moving = costs.holding(tokens), costs.restoring(tokens), costs.moving(tokens)
-    value = np.zeros(4)
+    value = stay = np.zeros(4)
     choices = np.zeros((len(grid) - 1, 4), dtype=np.int64)
     for step in range(len(grid) - 2, -1, -1):
         returns = (alive[step] - alive[step + 1]) / alive[step]
@@ -189,7 +191,7 @@ def plan(costs: Costs, tokens: int, tier: Tier, rest: NDArray[np.float64]) -> Pl
         if choices[step, at] != at:
             at = int(choices[step, at])
             moves.append((float(grid[step]), Tier(at)))
-    return Plan(value, tuple(moves))
+    return Plan(value, stay, tuple(moves))
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class Paused:
     tier: Tier = Tier.DEVICE
     due: float = math.inf
     prefetched: bool = False
-    priced: tuple[float, NDArray[np.float64]] | None = None
+    priced: tuple[float, Plan] | None = None
 
 
 @dataclass
@@ -285,11 +287,15 @@ class Retention:
         elapsed = now - paused.since
         limit = self._limit(paused.tier)
         if elapsed > limit - _INSTANT:
-            lower = next((t for t in Tier if t > paused.tier and elapsed < self._limit(t) - _INSTANT), Tier.DROPPED)
+            there = self.costs.moving(paused.tokens)[paused.tier]
+            lower = next(
+                (t for t in Tier if t > paused.tier and there[t] < math.inf and elapsed < self._limit(t) - _INSTANT),
+                Tier.DROPPED,
+            )
             move = self._move(paused, lower, "ttl")
             return [move, *self._follow(paused, now)]
         made = plan(self.costs, paused.tokens, paused.tier, self.waits.rest(paused.tool, elapsed))
-        paused.priced = now, made.cost
+        paused.priced = now, made
         paused.due = now + limit - elapsed
         if not made.moves:
             return []
@@ -302,12 +308,12 @@ class Retention:
         paused.due = max(now + min([self._limit(tier) - elapsed, *(at for at, _ in made.moves[1:2])]), now + _INSTANT)
         return [self._move(paused, tier, "prefetch" if tier < paused.tier else "plan")]
 
-    def _price(self, paused: Paused, now: float) -> NDArray[np.float64]:
-        """Expected cost by tier, as of not long ago: estimates age slowly when a pause has lasted long."""
+    def _price(self, paused: Paused, now: float) -> Plan:
+        """A plan from not long ago: estimates age slowly when a pause has lasted long."""
         known = paused.priced
         if known is None or now - known[0] > 1.0 + 0.1 * (now - paused.since):
             rest = self.waits.rest(paused.tool, now - paused.since)
-            known = paused.priced = now, plan(self.costs, paused.tokens, paused.tier, rest).cost
+            known = paused.priced = now, plan(self.costs, paused.tokens, paused.tier, rest)
         return known[1]
 
     def _limit(self, tier: Tier) -> float:
@@ -333,10 +339,11 @@ class Retention:
         ranked = []
         for paused in self.paused.values():
             if paused.tier == tier and paused.tokens:
-                cost = self._price(paused, now)
-                down = self.costs.moving(paused.tokens)[tier] + cost
-                lower = min((t for t in Tier if t > tier), key=lambda t: float(down[t]))
-                ranked.append(((float(down[lower]) - float(cost[tier])) / paused.tokens, paused.since, paused, lower))
+                made = self._price(paused, now)
+                down = self.costs.moving(paused.tokens)[tier] + made.stay
+                lower = Tier(tier + 1 + int(down[tier + 1 :].argmin()))
+                loss = float(down[lower] - made.cost[tier]) / paused.tokens
+                ranked.append((loss, paused.since, paused, lower))
         moves = []
         for _, _, paused, lower in sorted(ranked, key=lambda entry: entry[:2]):
             if excess <= 0:
