@@ -275,6 +275,29 @@ def bench_decode(
     console.print(decode_bench_table(result))
 
 
+@bench_app.command("executor")
+def bench_executor(
+    json_out: JsonOut = None,
+    target: Target = "smollm2-135m",
+    dtype: Annotated[list[str], typer.Option(help="Give it several times.")] = ["fp32", "bf16"],  # noqa: B006
+    context: int = 512,
+    repeats: int = 15,
+    threads: Threads = None,
+) -> None:
+    """One cached step, of 1 and of 8 rows, against transformers on the same weights."""
+    import torch
+
+    from dlite_agent.bench.executor import bench_executor as bench
+    from dlite_agent.tables import executor_bench_table
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    result = bench(target, dtypes=tuple(dtype), context=context, rows=(1, 8), repeats=repeats)
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1))
+    Console().print(executor_bench_table(result))
+
+
 @bench_app.command("device")
 def bench_device(
     json_out: JsonOut = None,

@@ -67,3 +67,16 @@ def device_bench_table(result: dict[str, Any]) -> Table:
         seconds = (f"{1e3 * row[name]:.2f}" for name in ("t_ar", "t_d", "t_v", "t_s"))
         table.add_row(str(row["context"]), str(row["batch"]), *seconds, f"{row['overhead']:.2f}")
     return table
+
+
+def executor_bench_table(result: dict[str, Any]) -> Table:
+    """The result of `bench executor`."""
+    title = f"{result['target']}, context {result['context']}, batch 1, {result['threads']} threads"
+    table = Table(title=title, title_justify="left")
+    for name in ("dtype", "rows", "ours ms", "transformers ms", "ratio", "spread"):
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        times = (f"{1e3 * row[name]:.1f}" for name in ("ours", "transformers"))
+        spread = f"{row['ratio_min']:.2f}-{row['ratio_max']:.2f}"
+        table.add_row(row["dtype"], str(row["rows"]), *times, f"{row['ratio']:.2f}", spread)
+    return table
