@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
 import sys
 import time
@@ -34,7 +35,10 @@ class JsonLines(logging.Formatter):
 
 
 class Server(uvicorn.Server):
-    """Tells the application at once that a signal has come, so that it stops being ready while it drains."""
+    """Tells the application at once that a signal has come, so that it stops being ready while it drains.
+
+    A drained server ends with exit code 0; uvicorn itself would die of the signal in the end.
+    """
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
@@ -42,7 +46,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_exit()
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def make_server(settings: Settings) -> Server:

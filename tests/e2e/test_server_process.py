@@ -1,0 +1,120 @@
+"""The server as a process of its own: start, drain on SIGTERM, keys, and what is logged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dlite_agent.trace.events import TurnEnd
+from dlite_agent.trace.log import read_log
+from tests.serving import MODEL
+
+_START = """
+import sys
+from pathlib import Path
+from dlite_agent.api.serve import serve
+from dlite_agent.config import ModelSettings, ServerSettings, Settings
+serve(Settings(
+    model=ModelSettings(dtype="fp32", threads=1),
+    server=ServerSettings(port=0, api_keys=("key-of-alice", "key-of-bobby"), drain_seconds=60, keepalive_seconds=0.5),
+    data_dir=Path(sys.argv[1]),
+))
+"""
+ALICE, BOB = {"authorization": "Bearer key-of-alice"}, {"x-api-key": "key-of-bobby"}
+
+
+class Process:
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.lines: list[dict[str, Any]] = []
+        command = [sys.executable, "-c", _START, str(data)]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        port = self.wait_for("listening")["port"]
+        self.url = f"http://127.0.0.1:{port}"
+        self.wait_for("ready")
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if line.startswith("{"):
+                self.lines.append(json.loads(line))
+
+    def wait_for(self, message: str) -> dict[str, Any]:
+        end = time.monotonic() + 120
+        while True:
+            for line in list(self.lines):
+                if line["message"] == message:
+                    return line
+            assert self._process.poll() is None, self.lines
+            assert time.monotonic() < end, self.lines
+            time.sleep(0.05)
+
+    def terminate(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        code = self._process.wait(120)
+        self._reader.join(10)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        return code
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self.wait()
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    running = Process(tmp_path)
+    yield running
+    running.kill()
+
+
+def test_keys_separate_and_sigterm_drains(process: Process) -> None:
+    def ask(fields: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "A secret word."}], **fields}
+        return httpx.post(f"{process.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+
+    assert ask({}, {}).status_code == 401
+    made = ask({"max_tokens": 2, "session_id": "mine"}, ALICE).json()["usage"]["dlite"]["session_id"]
+    for path in ("mine", made, f"{made}/events"):
+        assert httpx.get(f"{process.url}/v1/sessions/{path}", headers=BOB).status_code == 404
+    assert httpx.delete(f"{process.url}/v1/sessions/{made}", headers=BOB).status_code == 404
+    assert httpx.get(f"{process.url}/v1/sessions", headers=BOB).json()["data"] == []
+    other = ask({"max_tokens": 2, "session_id": "mine"}, BOB).json()["usage"]
+    assert other["prompt_tokens_details"]["cached_tokens"] == 0
+    assert other["dlite"]["session_id"] != made
+
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 30, "ignore_eos": True}
+    url = f"{process.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body | {"stream": True}, headers=ALICE, timeout=120) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        process.terminate()
+        rest = list(lines)
+    assert rest[-2] == "data: [DONE]"
+    assert json.loads(rest[-4].removeprefix("data: "))["usage"]["completion_tokens"] == 30
+    assert process.wait() == 0
+
+    turns = [line for line in process.lines if line["message"] == "turn"]
+    assert [turn["state"] for turn in turns] == ["answered"] * 3
+    assert "secret" not in json.dumps(process.lines)
+    log = read_log(process.data / "events.jsonl")
+    assert not log.problems
+    assert [event.finish_reason for event in log.events if isinstance(event, TurnEnd)] == ["length"] * 3
+    assert "secret" not in (process.data / "events.jsonl").read_text()
