@@ -38,9 +38,12 @@ def _onednn(weight: Tensor, bias: Tensor | None) -> Matmul:
 
 
 def _fbgemm_fp16(weight: Tensor, bias: Tensor | None) -> Matmul:
-    packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+    # bf16 weights lose nothing in fp16 but what lies below its range; the product itself is in fp32.
+    packed = torch.ops.quantized.linear_prepack_fp16(
+        weight.float().contiguous(), None if bias is None else bias.float()
+    )
     op = torch.ops.quantized.linear_dynamic_fp16
-    return lambda x: op(x, packed)
+    return lambda x: op(x.float(), packed).to(x.dtype)
 
 
 KERNELS: dict[str, Callable[[Tensor, Tensor | None], Matmul]] = {
@@ -48,7 +51,7 @@ KERNELS: dict[str, Callable[[Tensor, Tensor | None], Matmul]] = {
     "onednn": _onednn,
     "fbgemm-fp16": _fbgemm_fp16,
 }
-CANDIDATES = {"fp32": ("plain", "onednn"), "bf16": ("plain", "onednn"), "fp16w": ("fbgemm-fp16",)}
+CANDIDATES = {"fp32": ("plain", "onednn"), "bf16": ("plain", "onednn", "fbgemm-fp16"), "fp16w": ("fbgemm-fp16",)}
 
 
 @dataclass(frozen=True)
