@@ -56,7 +56,7 @@ class Loaded:
         """The decoder's state on an empty sequence. Raises KVExhausted, then nothing has changed."""
         kv.reserve(sum(rows.shape[3] for rows in self.rows))
         for rows in self.rows:
-            kv.load(rows)
+            kv.load(rows.to(device))
         kv.truncate(self.report.tokens)
         kept = {n: row.to(device) for n, row in self.kept.items()}
         return DecodeState(kv, list(self.ids), kept.get(kv.length), kept)

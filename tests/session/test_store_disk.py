@@ -179,6 +179,8 @@ def test_one_process_writes_and_others_may_look(tmp_path: Path) -> None:
     reader = DiskStore(tmp_path, writable=False)
     assert turn_of(reader, "s") == 1
     assert list(reader.fetch("s", [A])) == [block(A)]
+    with pytest.raises(Conflict):
+        commit(reader, "s", 2, A, B)
     assert segment.stat().st_size == size
     reader.close()
     store.close()

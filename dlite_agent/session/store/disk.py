@@ -51,14 +51,14 @@ class DiskStore:
 
     def __init__(self, root: Path, *, writable: bool = True) -> None:
         self._lock = threading.RLock()
-        self._root = root
         self._guard: int | None = None
         try:
             self._segments = Segments(root / "segments", writable=writable)
             if writable:
                 self._guard = _own(root / "lock")
             self._index = self._open_index(root / "index.sqlite", writable)
-        except OSError as error:
+        except (OSError, StoreUnavailable) as error:
+            self._let_go()
             raise StoreUnavailable(f"The session folder cannot be used: {error}", param="store") from error
         self._leases = LocalLeases(self._epoch)
 
@@ -277,9 +277,12 @@ class DiskStore:
     def close(self) -> None:
         with self._lock:
             self._index.close()
-            if self._guard is not None:
-                os.close(self._guard)
-                self._guard = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._guard is not None:
+            os.close(self._guard)
+            self._guard = None
 
 
 def _own(path: Path) -> int:

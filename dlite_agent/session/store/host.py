@@ -28,7 +28,7 @@ class HostCopy:
     def restore(self, kv: SequenceKV, device: torch.device) -> DecodeState:
         """The state again, on an empty sequence. Raises KVExhausted, then nothing has changed."""
         if self.rows.shape[3]:
-            kv.load(self.rows)
+            kv.load(self.rows.to(device))
         last = None if self.features is None else self.features.to(device)
         return DecodeState(kv, list(self.ids), last, {n: row.to(device) for n, row in self.kept.items()})
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlite_agent.errors import Conflict
 from dlite_agent.session.record import Refused, SessionRecord, decode
 from dlite_agent.session.store import frames
 from dlite_agent.session.store.base import StoreUnavailable
@@ -68,7 +69,10 @@ class Segments:
 
         Raises:
             StoreUnavailable: the disk is full or failing; the file is as long as before.
+            Conflict: the store was opened for reading.
         """
+        if not self._writable:
+            raise Conflict("This store is open for reading only: stop the process that serves it first.", param="store")
         path = self.path(segment)
         try:
             with path.open("r+b" if path.exists() else "xb", buffering=0) as file:
