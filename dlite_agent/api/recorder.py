@@ -82,9 +82,7 @@ class Recorder:
 
     def close(self) -> None:
         """End all live streams, and the log."""
-        for listeners in self._listeners.values():
-            for mailbox in listeners:
-                mailbox.put_nowait(None)
+        self.stop_streams()
         if self._log is not None:
             self._log.close()
 

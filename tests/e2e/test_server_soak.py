@@ -53,9 +53,8 @@ def test_sixteen_sessions_equal_each_alone_and_nobody_starves(server: Live) -> N
     print(
         f"one at a time {middle - begin:.1f} s, together {end - middle:.1f} s: {(middle - begin) / (end - middle):.2f}x"
     )
-    print(
-        f"turn seconds together: median {statistics.median(turns):.2f}, max/median {max(turns) / statistics.median(turns):.2f}"
-    )
+    median = statistics.median(turns)
+    print(f"turn seconds together: median {median:.2f}, max/median {max(turns) / median:.2f}")
     # Batched and single kernels round differently; a near tie may then fall the other way, and changes what follows.
     assert len(differing) <= len(pairs) // 20
 
@@ -105,7 +104,6 @@ def test_mixed_requests_leave_memory_as_it_was(server: Live) -> None:
     traffic(0, 200)
     baseline, threads = _rss(), threading.active_count()
     traffic(200, 2000)
-    print(
-        f"\nresident memory {baseline >> 20} MiB, then {_rss() >> 20} MiB; threads {threads}, {threading.active_count()}"
-    )
+    print(f"\nresident memory {baseline >> 20} MiB, then {_rss() >> 20} MiB")
+    print(f"threads {threads}, then {threading.active_count()}")
     assert _rss() <= baseline * 1.05
