@@ -1,9 +1,11 @@
-"""A process that commits turns of four sessions until it is killed."""
+"""A process that commits turns of four sessions until it is killed; forked from one that has imported everything."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
-from multiprocessing.connection import Connection
+import sys
 from pathlib import Path
 
 import torch
@@ -29,9 +31,12 @@ def all_ids(session: str, turns: int) -> list[int]:
     return [token for turn in range(1, turns + 1) for token in ids_of(session, turn)]
 
 
-def run(root: Path, url: str | None, seed: int, done: Connection) -> None:
+def tell(*words: object) -> None:
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
+
+
+def run(root: Path, url: str | None, seed: int) -> None:
     """Restore, then commit turns for ever; tells of every commit after it returned."""
-    torch.set_num_threads(1)
     source = random.Random(seed)
     store = DiskStore(root)
     shared = None if url is None else RedisStore(url, timeout_s=5)
@@ -50,10 +55,30 @@ def run(root: Path, url: str | None, seed: int, done: Connection) -> None:
         session = source.choice(SESSIONS)
         if len(ends[session]) >= TURNS:
             keeper.local.delete(session)
-            done.send((session, -1))
+            tell(session, -1)
             states[session], ends[session] = DecodeState(pool().sequence()), []
         state = states[session]
         grow(state, ids_of(session, len(ends[session]) + 1))
         ends[session].append(len(state.ids))
         keeper.commit(keeper.snapshot(session, state, facts(*ends[session])))
-        done.send((session, len(ends[session])))
+        tell(session, len(ends[session]))
+
+
+def main() -> None:
+    """For each line [root, url, seed] a writer; tells its process id, and of its end."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        root, url, seed = json.loads(line)
+        writer = os.fork()
+        if writer == 0:
+            try:
+                run(Path(root), url, seed)
+            finally:
+                os._exit(1)
+        tell("writer", writer)
+        os.waitpid(writer, 0)
+        tell("ended", writer)
+
+
+if __name__ == "__main__":
+    main()

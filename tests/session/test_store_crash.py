@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -13,37 +16,37 @@ import pytest
 from dlite_agent.session.restore import Loaded
 from dlite_agent.session.store.disk import DiskStore
 from dlite_agent.session.store.redis import RedisStore
-from tests.session.crash import SESSIONS, TURNS, all_ids, run
+from tests.session.crash import SESSIONS, TURNS, all_ids
 from tests.session.servers import RedisServer
 from tests.session.stored import check, persister
 
 
-def told(pipe: Connection, turns: dict[str, int]) -> None:
-    """Note every commit that the writer has been told of; -1 is a removal about to be followed by a new start."""
-    try:
-        while pipe.poll():
-            session, turn = pipe.recv()
-            turns[session] = turn
-    except EOFError:
-        pass
-
-
 def crash(root: Path, kills: int, url: str | None = None, server: RedisServer | None = None) -> int:
     """Kill a writer again and again; returns how many commits were found that had not been told of."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.session.crash"])
+    command = [sys.executable, "-m", "tests.session.crash"]
+    home = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
+        try:
+            return _crash(nursery, root, kills, url, server)
+        finally:
+            nursery.kill()
+
+
+def _crash(nursery: subprocess.Popen[str], root: Path, kills: int, url: str | None, server: RedisServer | None) -> int:
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
     source, turns, unheard = random.Random(kills), dict.fromkeys(SESSIONS, 0), 0
     for number in range(kills):
-        receiver, sender = context.Pipe(duplex=False)
-        writer = context.Process(target=run, args=(root, url, number, sender))
-        writer.start()
-        sender.close()
-        assert receiver.poll(60), "the writer commits nothing"
-        time.sleep(source.random() * 0.2)
-        writer.kill()
-        writer.join()
-        told(receiver, turns)
-        receiver.close()
+        print(json.dumps([str(root), url, number]), file=nursery.stdin, flush=True)
+        words = nursery.stdout.readline().split()
+        while words[0] != "writer":
+            turns[words[0]] = int(words[1])
+            words = nursery.stdout.readline().split()
+        writer = int(words[1])
+        time.sleep(source.random() * 0.3)
+        os.kill(writer, signal.SIGKILL)
+        while (words := nursery.stdout.readline().split())[0] != "ended":
+            turns[words[0]] = int(words[1])
         if server is not None and number % 3 == 2:
             server.kill()
             server.start()
@@ -72,6 +75,7 @@ def crash(root: Path, kills: int, url: str | None = None, server: RedisServer | 
 
 def test_killed_writers_lose_no_turn(tmp_path: Path) -> None:
     crash(tmp_path, 20)
+    assert any((tmp_path / "segments").iterdir()), "no writer came to commit anything"
 
 
 def test_killed_writers_beside_a_killed_redis_lose_no_turn(tmp_path: Path) -> None:
