@@ -1,7 +1,7 @@
 """A session that pauses at a tool call and resumes after the tool's output, with no drafter prefill.
 
-The default target is far too small to decide on a tool call by itself, so the call's beginning is put into its mouth, as
-a grammar would; the path, everything after it and all timing are the model's own.
+The default target is far too small to decide on a tool call by itself, so the call's beginning is put into its mouth,
+as a grammar would; the path, everything after it and all timing are the model's own.
 """
 
 from __future__ import annotations

@@ -38,9 +38,7 @@ class TextStream:
         return self._append(now[len(known) :])
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(
-            ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
-        )
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False)
         return text
 
     def _append(self, piece: str) -> bool:

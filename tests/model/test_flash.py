@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor, block_table: Tensor, causal: bool
 ) -> Tensor:
-    """flash_attn_with_kvcache for q [B, W, heads, D] on pages [pages, page, kv_heads, D], causal to the bottom right."""
+    """flash_attn_with_kvcache: q [B, W, heads, D] on pages [pages, page, kv_heads, D], causal to the bottom right."""
     assert causal
     rows = []
     for query, length, table in zip(q, cache_seqlens.tolist(), block_table, strict=True):
