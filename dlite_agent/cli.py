@@ -12,22 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dlite_agent.cli_bench import bench_app
+from dlite_agent.cli_train import train_app
 from dlite_agent.errors import DliteError, InvalidRequest
+from dlite_agent.options import Device, DrafterOption, Dtype, GroupSize, Target, Threads, Window
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 model_app = typer.Typer(no_args_is_help=True, help="The target and its drafters.")
-bench_app = typer.Typer(no_args_is_help=True, help="Measurements; each prints a table and writes JSON.")
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
-
-Target = Annotated[str, typer.Option(help="Model folder, GGUF file, hub id, or the default target's name.")]
-DrafterOption = Annotated[str, typer.Option(help="Checkpoint folder, auto (the shipped one that fits), or none.")]
-Dtype = Annotated[str, typer.Option(help="fp32, bf16, fp16w (fp16 weights, CPU) or auto (measured).")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; torch's own choice by default.")]
-GroupSize = Annotated[int | None, typer.Option(help="G of a checkpoint whose config lacks it, if you know it.")]
-Window = Annotated[int | None, typer.Option(help="Rows of a verify pass; shortens the draft too.")]
-JsonOut = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
+app.add_typer(train_app, name="train")
 
 
 def main() -> None:
@@ -226,119 +220,6 @@ def convert(
     from dlite_agent.trace.formats import convert as run
 
     run(source, to, out, session=session)
-
-
-@bench_app.command("decode")
-def bench_decode(
-    prompts: Annotated[Path, typer.Option(help='JSONL, one {"id", "messages"} a line.')],
-    json_out: JsonOut = None,
-    limit: Annotated[int | None, typer.Option(help="Use only the first N prompts.")] = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int | None = None,
-    verification: Annotated[str, typer.Option(help="match or rejection.")] = "match",
-    verify_window: Window = None,
-    target: Target = "smollm2-135m",
-    drafter: DrafterOption = "auto",
-    anchor_group_size: GroupSize = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
-    """AR and DLite on the same prompts in one run, alternating."""
-    from dlite_agent.bench import decode
-    from dlite_agent.decode.load import load_runtime
-    from dlite_agent.decode.sampling import SamplingParams
-    from dlite_agent.tables import decode_bench_table
-
-    found = decode.read_prompts(prompts)[:limit]
-    params = SamplingParams(temperature=temperature, seed=seed, verification=verification)  # type: ignore[arg-type]
-    runtime = load_runtime(
-        target=target,
-        drafter=drafter,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-        anchor_group_size=anchor_group_size,
-    )
-    console = Console()
-
-    def progress(row: dict[str, Any]) -> None:
-        ratio = "-" if row["speedup"] is None else f"{row['speedup']:.2f}x"
-        console.print(f"{row['id']}: {row['tokens']} tokens, tau {row['tau']:.2f}, {ratio}", highlight=False)
-
-    result = decode.bench_decode(
-        runtime, found, params, max_new_tokens=max_new_tokens, verify_window=verify_window, on_row=progress
-    )
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1))
-    console.print(decode_bench_table(result))
-
-
-@bench_app.command("executor")
-def bench_executor(
-    json_out: JsonOut = None,
-    target: Target = "smollm2-135m",
-    dtype: Annotated[list[str], typer.Option(help="Give it several times.")] = ["fp32", "bf16"],  # noqa: B006
-    context: int = 512,
-    repeats: int = 15,
-    threads: Threads = None,
-) -> None:
-    """One cached step, of 1 and of 8 rows, against transformers on the same weights."""
-    import torch
-
-    from dlite_agent.bench.executor import bench_executor as bench
-    from dlite_agent.tables import executor_bench_table
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    result = bench(target, dtypes=tuple(dtype), context=context, rows=(1, 8), repeats=repeats)
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1))
-    Console().print(executor_bench_table(result))
-
-
-@bench_app.command("device")
-def bench_device(
-    json_out: JsonOut = None,
-    shape: Annotated[str, typer.Option(help="qwen3-8b or smollm2-135m.")] = "smollm2-135m",
-    context: Annotated[list[int], typer.Option(help="Context lengths; give it several times.")] = [1024, 8192],  # noqa: B006
-    batch: Annotated[list[int], typer.Option(help="Batch sizes; give it several times.")] = [1, 8],  # noqa: B006
-    steps: Annotated[int, typer.Option(help="Steps a figure is the median of.")] = 12,
-    layers: Annotated[int | None, typer.Option(help="Fewer target layers, for a small machine.")] = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
-    """T_AR, T_D, T_V, T_S and the round overhead with random weights in real shapes."""
-    import torch
-
-    from dlite_agent.bench import device as bench
-    from dlite_agent.tables import device_bench_table
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    console = Console()
-
-    def progress(row: dict[str, Any]) -> None:
-        console.print(
-            f"context {row['context']}, batch {row['batch']}: overhead {row['overhead']:.2f}", highlight=False
-        )
-
-    result = bench.bench_device(
-        shape,
-        device=place,
-        dtype=dtype,
-        contexts=context,
-        batches=batch,
-        steps=steps,
-        layers=layers,
-        on_row=progress,
-    )
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1))
-    console.print(device_bench_table(result))
 
 
 if __name__ == "__main__":
