@@ -95,7 +95,7 @@ def _load(settings: Settings) -> Runtime:
 def _handle_errors(app: FastAPI) -> None:
     def answer(request: Request, error: DliteError) -> Response:
         request_id = getattr(request.state, "request_id", "")
-        if request.method == "POST":
+        if request.method == "POST" and not getattr(request.state, "recorded", False):
             app.state.service.recorder.refused(request.url.path, request_id, error)
         return problems.response(error, problems.envelope_of(request.url.path), request_id)
 

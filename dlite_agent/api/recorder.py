@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dlite_agent.turns")
 
-KEPT_EVENTS = 2000
+KEPT_EVENTS = 512
 """Latest events kept in memory for each session, for `GET /v1/sessions/{id}/events`."""
 
 

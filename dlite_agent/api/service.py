@@ -13,7 +13,7 @@ from dlite_agent.api.recorder import Recorder
 from dlite_agent.api.stored import ResponseStore
 from dlite_agent.api.turns import Choice, Run
 from dlite_agent.config import Settings
-from dlite_agent.decode.engine import Engine
+from dlite_agent.decode.engine import DeadlineExceeded, Engine
 from dlite_agent.decode.grammar import Constraint, Grammars, json_answer
 from dlite_agent.decode.jobs import Generation
 from dlite_agent.decode.load import Runtime
@@ -135,30 +135,41 @@ class Service:
             DliteError: the request cannot be served; nothing has changed.
         """
         arrived = time.monotonic()
+        seconds = min(ask.seconds or float("inf"), self.settings.scheduler.request_seconds)
         if bad := [token for token in ask.params.logit_bias if token >= self.vocab_size]:
             raise InvalidRequest(f"token {bad[0]} is outside the vocabulary", param="logit_bias")
         constraint = self._constraint(ask)
+        if isinstance(ask.prompt, str):
+            ask = replace(ask, prompt=await asyncio.to_thread(self.tokens_of, ask.prompt))
         session = self._session(ask, caller.owner)
-        await self.registry.hold(session, ask.on_conflict or self.settings.server.session_conflict)
+        await self._hold(session, ask, seconds)
         try:
             prepared = await self._prepare(session, ask)
             room = self._room(len(prepared.ids), ask)
             run = Run(self.registry, self.recorder, session, prepared.ids, prepared.spliced, ask.api, caller.request_id)
             run.warnings = list(ask.warnings)
             run.arrived = arrived
-            generations = [await self._generation(run, ask, i, room, constraint) for i in range(ask.n)]
+            deadline = arrived + seconds
+            generations = [await self._generation(run, ask, i, room, constraint, deadline) for i in range(ask.n)]
             run.submit(self.engine, generations)
         except BaseException:
             self.registry.release(session)
             raise
         return run
 
+    async def _hold(self, session: Session, ask: Ask, seconds: float) -> None:
+        conflict = ask.on_conflict or self.settings.server.session_conflict
+        try:
+            await asyncio.wait_for(self.registry.hold(session, conflict), seconds)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the session was busy for {seconds:.1f} s: retry later") from error
+
     def _session(self, ask: Ask, owner: str) -> Session:
         if ask.session is not None:
             return self.registry.get(owner, ask.session)
         if ask.messages is None:
-            ids = ask.prompt if isinstance(ask.prompt, list) else self.tokens_of(ask.prompt or "")
-            return self.registry.continues(owner, ask.name, ids)
+            assert isinstance(ask.prompt, list)
+            return self.registry.continues(owner, ask.name, ask.prompt)
         return self.registry.find(owner, ask.name, ask.messages, ask.tools)
 
     def tokens_of(self, text: str, special: bool = True) -> list[int]:
@@ -177,8 +188,8 @@ class Service:
 
     async def _prepare(self, session: Session, ask: Ask) -> Prepared:
         if ask.messages is None:
-            ids = ask.prompt if isinstance(ask.prompt, list) else self.tokens_of(ask.prompt or "")
-            return Prepared(ids, None)
+            assert isinstance(ask.prompt, list)
+            return Prepared(ask.prompt, None)
         messages = ask.messages
         self._check_size(sum(len(message.content) for message in messages))
         return await asyncio.to_thread(self.render, session.history, session.ids, messages, ask.tools, ask.thinking)
@@ -235,7 +246,9 @@ class Service:
                 )
         return self._grammars
 
-    async def _generation(self, run: Run, ask: Ask, index: int, room: int, constraint: Constraint | None) -> Generation:
+    async def _generation(
+        self, run: Run, ask: Ask, index: int, room: int, constraint: Constraint | None, deadline: float
+    ) -> Generation:
         matcher = None
         if constraint is not None:
             matcher = await asyncio.to_thread((await self.grammars()).matcher, constraint)
@@ -265,7 +278,7 @@ class Service:
             matcher=matcher,
             top_scores=ask.top_scores,
             ignore_eos=ask.ignore_eos,
-            deadline=time.monotonic() + min(ask.seconds or float("inf"), self.settings.scheduler.request_seconds),
+            deadline=deadline,
             keep=index == 0,
         )
 

@@ -61,11 +61,12 @@ class EventStream(Response):
 
 
 async def collect(request: Request, run: Run, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work` on a run, closed afterwards.
+    """The result of `work` on a run, closed afterwards. What becomes of it, the run itself records.
 
     Raises:
         Cancelled: the client went away first; the run is undone.
     """
+    request.state.recorded = True
     try:
         result = await _first(work, _gone(request.receive))
     finally:

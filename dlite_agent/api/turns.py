@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dlite_agent.decode.engine import Cancelled, Engine
-from dlite_agent.decode.jobs import Failed, Finished, Generation, Piece, Prefilled, Reply, Started, TurnFigures
+from dlite_agent.decode.jobs import Failed, Finished, Generation, Piece, Prefilled, Reply, TurnFigures
 from dlite_agent.decode.state import FinishReason, TokenScore
 from dlite_agent.errors import DliteError
 from dlite_agent.session import toolcalls
@@ -114,7 +114,6 @@ class Run:
         self.warnings: list[str] = []
         self.arrived = time.monotonic()
         self.started = time.time()
-        self.cached_tokens: int | None = None
         self.turn = session.turns
         self._registry = registry
         self._recorder = recorder
@@ -162,10 +161,7 @@ class Run:
             except TimeoutError:
                 yield Waiting(*self._progress)
                 continue
-            if isinstance(reply, Started):
-                if index == 0:
-                    self.cached_tokens = reply.cached_tokens
-            elif isinstance(reply, Prefilled):
+            if isinstance(reply, Prefilled):
                 self._progress = (reply.done, reply.total)
             elif isinstance(reply, Piece):
                 self._progress = (self._progress[1], self._progress[1])

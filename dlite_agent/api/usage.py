@@ -16,7 +16,8 @@ def dlite_block(run: Run, answer: Answer) -> dict[str, Any]:
     """
     figures = answer.figures
     first = figures.finished if figures.first_token is None else figures.first_token
-    waited = sum(end - begin for begin, end in figures.waits)
+    early = sum(end - begin for begin, end in figures.waits if begin < first)
+    late = sum(end - begin for begin, end in figures.waits if begin >= first)
     rounds = figures.rounds
     advance = sum(row.advance for row in rounds)
     block: dict[str, Any] = {
@@ -24,10 +25,10 @@ def dlite_block(run: Run, answer: Answer) -> dict[str, Any]:
         "turn": run.turn,
         "mode": figures.mode,
         "finish": answer.reason,
-        "queue_seconds": round(figures.admitted - figures.queued + waited, 6),
+        "queue_seconds": round(figures.admitted - figures.queued + early + late, 6),
         "restore_seconds": round(figures.restored - figures.admitted, 6),
-        "prefill_seconds": round(first - figures.restored, 6),
-        "decode_seconds": round(figures.finished - first - waited, 6),
+        "prefill_seconds": round(first - figures.restored - early, 6),
+        "decode_seconds": round(figures.finished - first - late, 6),
         "draft_seconds": round(sum(row.t_d for row in rounds), 6),
         "verify_seconds": round(sum(row.t_v for row in rounds), 6),
         "rest_seconds": round(sum(row.t_s for row in rounds), 6),

@@ -111,6 +111,7 @@ class Engine:
         self._scheduler = Scheduler(settings)
         self._inbox: queue.SimpleQueue[_Cancel | _Release | None] = queue.SimpleQueue()
         self._states: OrderedDict[str, DecodeState] = OrderedDict()
+        self._leaving: set[str] = set()
         self._followers: dict[str, list[Job]] = {}
         self._followers_lock = threading.Lock()
         self._arrivals = itertools.count()
@@ -254,10 +255,13 @@ class Engine:
         return None
 
     def _release(self, key: str) -> None:
-        if key not in self._in_use():
-            state = self._states.pop(key, None)
-            if state is not None:
-                state.kv.free()
+        if key in self._in_use():
+            self._leaving.add(key)
+            return
+        self._leaving.discard(key)
+        state = self._states.pop(key, None)
+        if state is not None:
+            state.kv.free()
 
     def _in_use(self) -> set[str]:
         return {job.generation.key for job in self._scheduler.running}
@@ -291,6 +295,7 @@ class Engine:
             self._open(job)
         else:
             self._reserve(job.turn, generation.key)
+            self._states[generation.key] = job.turn.state
             job.figures.waits.append((job.waiting_since, now))
         self._states.move_to_end(generation.key)
         self._scheduler.running.append(job)
@@ -479,7 +484,7 @@ class Engine:
         self._hand_out(job)
         self._decoder.finish(turn)
         self._scheduler.running.remove(job)
-        if not generation.keep:
+        if not generation.keep or generation.key in self._leaving:
             self._release(generation.key)
         figures = job.figures
         figures.finished = time.monotonic()
@@ -508,9 +513,10 @@ class Engine:
             self._scheduler.running.remove(job)
         if job.turn is not None:
             self._decoder.abort(job.turn, job.committed)
-        state = self._states.get(job.generation.key)
-        if state is not None and (not state.ids or not job.generation.keep):
-            self._release(job.generation.key)
+        key = job.generation.key
+        state = self._states.get(key)
+        if state is not None and (not state.ids or not job.generation.keep or key in self._leaving):
+            self._release(key)
         self._fail(job, error)
 
     def _drop(self, job: Job, error: DliteError) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.serving import HI, MODEL, Live, events
@@ -205,3 +207,29 @@ def test_prompt_and_completion_together_must_fit(server: Live) -> None:
     error = response.json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 8192 tokens" in error["message"]
+
+
+def test_a_timeout_ends_the_turn_and_leaves_the_session_as_it_was(server: Live) -> None:
+    body = {"model": MODEL, "messages": HI, "max_tokens": 4000, "ignore_eos": True, "session_id": "in-a-hurry"}
+    response = server.post("/v1/chat/completions", body | {"dlite": {"timeout": 0.5}})
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    assert server.get("/v1/sessions/in-a-hurry").status_code == 404
+
+
+def test_a_full_queue_is_429_with_advice(server: Live) -> None:
+    limits = server.service.settings.scheduler
+    body = {"model": MODEL, "messages": HI, "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with contextlib.ExitStack() as stack:
+        statuses = []
+        for _ in range(limits.max_running + limits.max_queued + 2):
+            held = stack.enter_context(
+                httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=300)
+            )
+            statuses.append(held.status_code)
+        assert statuses[0] == 200
+        assert statuses[-1] == 429
+        assert int(held.headers["retry-after"]) >= 1
+        held.read()
+        assert held.json()["error"]["type"] == "rate_limit_error"
+    server.wait_until("the engine to be idle", server.idle)
