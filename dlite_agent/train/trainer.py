@@ -123,10 +123,6 @@ class Trainer:
 
     def _drafter(self, saved: dict[str, Any] | None) -> Drafter:
         settings, shape = self.settings, self.settings.shape
-        if settings.init and not saved:
-            drafter = Drafter.load(Path(settings.init))
-            drafter.config.check_target(self.tables.spec)
-            return self._checked(drafter)
         config = DrafterConfig.for_target(
             self.tables.spec,
             mask_token_id=settings.mask_token_id,
@@ -140,6 +136,13 @@ class Trainer:
         drafter = self._checked(Drafter(config))
         if saved:
             drafter.load_state_dict(saved["drafter"])
+            return drafter
+        if settings.init:
+            drafter = Drafter.load(Path(settings.init))
+            if drafter.config != config:
+                raise InvalidRequest(
+                    f"{settings.init} has another shape, target or mask_token_id than these settings", param="init"
+                )
             return drafter
         if config.draft_vocab_size is not None:
             drafter.draft_vocab_ids = draft_vocabulary(

@@ -146,6 +146,10 @@ def test_a_run_can_start_from_a_saved_drafter(train_cache: Path, tables: TargetT
     second = Trainer(_settings(train_cache, init=str(tmp_path / "a" / "drafter")), tmp_path / "b", tables)
     ours, theirs = first.drafter.state_dict(), second.drafter.state_dict()
     assert all(torch.equal(ours[name].to(torch.bfloat16), theirs[name].to(torch.bfloat16)) for name in ours)
+    other = _settings(train_cache, init=str(tmp_path / "a" / "drafter"), shape=replace(SHAPE, rank=4))
+    with pytest.raises(InvalidRequest, match="has another shape") as refusal:
+        Trainer(other, tmp_path / "c", tables)
+    assert refusal.value.param == "init"
 
 
 def test_rate_rises_linearly_and_falls_to_its_floor() -> None:
