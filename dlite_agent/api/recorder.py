@@ -7,29 +7,16 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlite_agent.api.metrics import Metrics
-from dlite_agent.decode.jobs import RoundFact, TurnFigures
+from dlite_agent.decode.jobs import TurnFigures
 from dlite_agent.errors import DliteError
 from dlite_agent.session.registry import Session
-from dlite_agent.trace.events import (
-    Divergence,
-    KnownEvent,
-    Prefill,
-    Queue,
-    Restore,
-    Round,
-    Rounds,
-    Segment,
-    SessionEnd,
-    SessionStart,
-    TurnEnd,
-    TurnStart,
-)
+from dlite_agent.trace.events import Divergence, KnownEvent, Segment, SessionEnd, SessionStart, TurnStart
 from dlite_agent.trace.log import EventLog
+from dlite_agent.trace.turns import TurnFacts, turn_events
 
 if TYPE_CHECKING:
     from dlite_agent.api.turns import Answer, Run
@@ -103,13 +90,15 @@ class Recorder:
 
     # Terminal states and what leads to them.
 
-    def turn_start(self, run: Run) -> None:
-        """A request was accepted."""
+    def turn_start(self, run: Run, cached_tokens: int | None) -> None:
+        """A request runs, with so many prompt tokens restored; None: it ended before."""
         session = run.session
+        run.announced = True
         place: dict[str, Any] = {"segment": self.segment, "session": session.id}
         if session.id not in self._events:
             self._emit(session, SessionStart(**place, t=run.arrived, parent=session.parent or None, **self._models))
         place["turn"] = run.turn
+        known = 0 if run.spliced is None else run.spliced.shared
         self._emit(
             session,
             TurnStart(
@@ -117,8 +106,9 @@ class Recorder:
                 t=run.arrived,
                 request_id=run.request_id,
                 prompt_tokens=len(run.prompt_ids),
-                new_tokens=len(run.prompt_ids) - (0 if run.spliced is None else run.spliced.shared),
-                new_ids=run.prompt_ids[0 if run.spliced is None else run.spliced.shared :] if self._content else None,
+                cached_tokens=cached_tokens,
+                new_tokens=None if cached_tokens is None else len(run.prompt_ids) - cached_tokens,
+                new_ids=run.prompt_ids[known:] if self._content else None,
             ),
         )
         if run.divergence is not None:
@@ -129,42 +119,33 @@ class Recorder:
     def turn_end(self, run: Run, answer: Answer) -> None:
         """A request was answered."""
         figures = answer.figures
-        self._phases(run, figures)
-        self._emit(
-            run.session,
-            TurnEnd(
-                segment=self.segment,
-                session=run.session.id,
-                turn=run.turn,
-                t=figures.finished,
-                request_id=run.request_id,
-                finish_reason=answer.finish,
-                output_tokens=answer.tokens,
-                first_token=figures.first_token,
-                output_ids=list(answer.ids) if self._content else None,
-                message=message_json(answer) if self._content else None,
-            ),
+        facts = TurnFacts(
+            segment=self.segment,
+            session=run.session.id,
+            turn=run.turn,
+            request_id=run.request_id,
+            finish_reason=answer.finish,
+            output_tokens=answer.tokens,
+            output_ids=list(answer.ids) if self._content else None,
+            message=message_json(answer) if self._content else None,
         )
+        self._finish(run, facts, figures)
         self.metrics.answered(figures, answer.tokens, answer.finish)
         self._line(run, figures, state="answered", finish=answer.finish, completion_tokens=answer.tokens)
 
     def turn_failed(self, run: Run, error: DliteError, figures: TurnFigures | None) -> None:
-        """A request ended without an answer; the session is as before."""
-        if figures is not None and figures.admitted:
-            self._phases(run, figures)
-        self._emit(
-            run.session,
-            TurnEnd(
-                segment=self.segment,
-                session=run.session.id,
-                turn=run.turn,
-                t=time.monotonic(),
-                request_id=run.request_id,
-                error=error.code,
-            ),
-        )
+        """A request ended without an answer; the session is as before. Of a client that left, no figures are known."""
+        facts = TurnFacts(self.segment, run.session.id, run.turn, run.request_id, error=error.code)
+        known = figures or TurnFigures(queued=run.arrived, prompt_tokens=len(run.prompt_ids), finished=time.monotonic())
+        self._finish(run, facts, known)
         self.metrics.failed.labels(error.code).inc()
         self._line(run, figures, state=error.code)
+
+    def _finish(self, run: Run, facts: TurnFacts, figures: TurnFigures) -> None:
+        """All events of a turn but its start, which was told when it happened."""
+        if not run.announced:
+            self.turn_start(run, None)
+        self._emit(run.session, *(event for event in turn_events(facts, figures) if not isinstance(event, TurnStart)))
 
     def refused(self, api: str, request_id: str, error: DliteError) -> None:
         """A request was not accepted."""
@@ -177,32 +158,6 @@ class Recorder:
             event = SessionEnd(segment=self.segment, session=session.id, t=time.monotonic(), reason="dropped")
             self._emit(session, event)
             del self._events[session.id]
-
-    def _phases(self, run: Run, figures: TurnFigures) -> None:
-        place: dict[str, Any] = {"segment": self.segment, "session": run.session.id, "turn": run.turn}
-        queued = [(figures.queued, figures.admitted, None), *((a, b, "preempted") for a, b in figures.waits)]
-        for begin, end, reason in queued:
-            self._emit(run.session, Queue(**place, t=begin, end=end, reason=reason))
-        if figures.restored:
-            self._emit(
-                run.session,
-                Restore(
-                    **place,
-                    t=figures.admitted,
-                    end=figures.restored,
-                    tier=figures.tier,
-                    tokens=figures.cached_tokens,
-                    wanted=figures.prompt_tokens,
-                    reason=figures.reason,
-                ),
-            )
-        for chunk in figures.prefills:
-            end = chunk.start + chunk.wall
-            sizes: dict[str, Any] = {"tokens": chunk.tokens, "context": chunk.context, "batch": chunk.batch}
-            self._emit(run.session, Prefill(**place, t=chunk.start, end=end, **sizes))
-        for rounds in _continuous(figures.rounds):
-            rows = [Round(*row) for row in rounds]
-            self._emit(run.session, Rounds.of(self.segment, run.session.id, run.turn, rows, figures.mode))
 
     def _line(self, run: Run, figures: TurnFigures | None, **facts: Any) -> None:
         facts |= {
@@ -233,15 +188,3 @@ def message_json(answer: Answer) -> dict[str, Any]:
     elif message["content"] is None:
         message["content"] = ""
     return message
-
-
-def _continuous(rounds: list[RoundFact]) -> Iterator[list[RoundFact]]:
-    """Runs of rounds without a pre-emption between them."""
-    run: list[RoundFact] = []
-    for row in rounds:
-        if run and row.context != run[-1].context + run[-1].advance:
-            yield run
-            run = []
-        run.append(row)
-    if run:
-        yield run

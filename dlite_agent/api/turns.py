@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dlite_agent.decode.engine import Cancelled, Engine
-from dlite_agent.decode.jobs import Failed, Finished, Generation, Piece, Prefilled, Reply, TurnFigures
+from dlite_agent.decode.jobs import Failed, Finished, Generation, Piece, Prefilled, Reply, Started, TurnFigures
 from dlite_agent.decode.state import FinishReason, TokenScore
 from dlite_agent.errors import DliteError
 from dlite_agent.session import toolcalls
@@ -115,6 +115,7 @@ class Run:
         self.arrived = time.monotonic()
         self.started = time.time()
         self.turn = session.turns
+        self.announced = False
         self._registry = registry
         self._recorder = recorder
         self._engine: Engine | None = None
@@ -147,7 +148,6 @@ class Run:
         engine.submit(*generations)
         self._engine = engine
         self._generations = generations
-        self._recorder.turn_start(self)
 
     async def events(self, pause: float) -> AsyncIterator[Event]:
         """What happens, in order; `Waiting` when nothing did for `pause` seconds. Ends when all answers are there.
@@ -161,7 +161,10 @@ class Run:
             except TimeoutError:
                 yield Waiting(*self._progress)
                 continue
-            if isinstance(reply, Prefilled):
+            if isinstance(reply, Started):
+                if index == 0:
+                    self._recorder.turn_start(self, reply.cached_tokens)
+            elif isinstance(reply, Prefilled):
                 self._progress = (reply.done, reply.total)
             elif isinstance(reply, Piece):
                 self._progress = (self._progress[1], self._progress[1])
