@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from dlite_agent.decode.rounds import Decoder
+from dlite_agent.decode.state import Mode
 from dlite_agent.model.catalog import load_drafter
 from dlite_agent.model.target import Rows, Target
-from tests.helpers import MODES, make_drafter, pool_for, run_turn
+from tests.helpers import GREEDY, MODES, make_drafter, pool_for, run_turn
 
 NEAR_TIE = 1e-3
 PROMPTS = [
@@ -92,24 +93,34 @@ def shipped(default_target: Target) -> Decoder:
     return Decoder(default_target, drafter, pool_for(default_target, positions=8192))
 
 
+def answers(decoder: Decoder, prompts: Sequence[list[int]], mode: Mode) -> list[list[int]]:
+    """Greedy answers of 128 tokens, all prompts in one batch."""
+    states = [decoder.open() for _ in prompts]
+    turns = [
+        decoder.begin(state, ids, GREEDY, max_new_tokens=128, mode=mode)
+        for state, ids in zip(states, prompts, strict=True)
+    ]
+    while running := [turn for turn in turns if turn.finish is None]:
+        decoder.step(running)
+    for state in states:
+        state.kv.free()
+    return [turn.generated for turn in turns]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_greedy_is_greedy_at_length_with_the_shipped_drafter(
     subject: str, shipped: Decoder, default_reference: Any, default_tokenizer: Any
 ) -> None:
     """128 tokens; transformers judges the autoregressive tokens in one pass, which also looks behind a near tie."""
-    for form in FORMS:
-        ids = chat(default_tokenizer, form.format(subject))
-        tokens = {}
-        for mode in MODES:
-            state = shipped.open()
-            tokens[mode] = run_turn(shipped, state, ids, max_new_tokens=128, mode=mode)[0].generated
-            state.kv.free()
-        assert_same(shipped, ids, tokens["dlite"], tokens["ar"], "dlite")
+    prompts = [chat(default_tokenizer, form.format(subject)) for form in FORMS]
+    ar, dlite = (answers(shipped, prompts, mode) for mode in MODES)
+    for form, ids, plain, drafted in zip(FORMS, prompts, ar, dlite, strict=True):
+        what = f"{form.format(subject)!r}"
+        assert_same(shipped, ids, drafted, plain, f"{what}: dlite")
         with torch.inference_mode():
-            logits = default_reference(torch.tensor([ids + tokens["ar"]])).logits[0, len(ids) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(tokens["ar"]).unsqueeze(1)).squeeze(1)
-        gaps = logits.amax(-1) - chosen
+            logits = default_reference(torch.tensor([ids + plain])).logits[0, len(ids) - 1 : -1]
+        gaps = logits.amax(-1) - logits.gather(1, torch.tensor(plain).unsqueeze(1)).squeeze(1)
         for at in gaps.nonzero().flatten().tolist():
-            print(f"transformers differs at {at} of {form.format(subject)!r}: logits {float(gaps[at]):.2e} apart")
+            print(f"{what}: transformers differs at {at}, logits {float(gaps[at]):.2e} apart")
         assert float(gaps.max()) <= NEAR_TIE
