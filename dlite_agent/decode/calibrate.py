@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from operator import mul
@@ -17,12 +17,11 @@ from operator import mul
 import torch
 
 from dlite_agent.decode.rounds import Decoder
-from dlite_agent.decode.state import DecodeState
 from dlite_agent.model.measured import remember
 from dlite_agent.model.target import Rows
 
 _CONTEXT = 256
-_REPEATS = 7
+_REPEATS = 9
 
 
 def best_window(decoder: Decoder, acceptance: Sequence[float], name: str) -> int:
@@ -34,44 +33,37 @@ def best_window(decoder: Decoder, acceptance: Sequence[float], name: str) -> int
     """
     reached = list(accumulate(acceptance, mul))
     name = f"{name} {decoder.target.precision.name}/{decoder.target.precision.kernel}"
-    state = decoder.open()
-    try:
-        costs = {}
-        for window in range(2, decoder.proposal_length + 2):
-            seconds = remember(f"round {name} window={window}", partial(_measure, decoder, state, window))
-            costs[window] = seconds / (1 + sum(reached[: window - 1]))
-        return min(costs, key=lambda window: costs[window])
-    finally:
-        state.kv.free()
+    windows = range(2, decoder.proposal_length + 2)
+    seconds = remember(f"rounds {name} windows {windows[0]}-{windows[-1]}", partial(_measure, decoder, windows))
+    costs = {w: cost / (1 + sum(reached[: w - 1])) for w, cost in zip(windows, seconds, strict=True)}
+    return min(costs, key=lambda window: costs[window])
 
 
 @torch.inference_mode()
-def _measure(decoder: Decoder, state: DecodeState, window: int) -> float:
-    """Median seconds of one draft of window - 1 tokens and one verify pass of `window` rows."""
+def _measure(decoder: Decoder, windows: Sequence[int]) -> list[float]:
+    """Median seconds of one draft of window - 1 tokens and one verify pass of `window` rows, for each window.
+
+    The windows take turns, so that what else the machine does falls on all of them alike.
+    """
     target, drafter = decoder.target, decoder.drafter
     assert drafter is not None
     ids = torch.arange(_CONTEXT, device=target.device) % target.spec.vocab_size
-    if not state.kv.length:
-        state.kv.reserve(_CONTEXT + decoder.proposal_length + 1)
-        target.forward([Rows(state.kv, ids)], logit_rows=ids[:1])
     features = torch.zeros(1, len(decoder.taps), target.spec.hidden_size, device=target.device, dtype=target.dtype)
     anchor = ids[:1].unsqueeze(0)
-
-    def round_once() -> None:
-        drafter.draft(features, anchor, target.embedding, window - 1, lambda _, logits: logits.argmax(-1))
-        target.forward([Rows(state.kv, ids[:window])], tap_layers=decoder.taps)
-        state.kv.truncate(_CONTEXT)
-
-    return _median_seconds(round_once, target.device)
-
-
-def _median_seconds(run: Callable[[], None], device: torch.device) -> float:
-    run()
-    seconds = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    kv = decoder.pool.sequence()
+    try:
+        kv.reserve(_CONTEXT + max(windows))
+        target.forward([Rows(kv, ids)], logit_rows=torch.tensor([0], device=target.device))
+        seconds: dict[int, list[float]] = {window: [] for window in windows}
+        for _ in range(_REPEATS + 1):
+            for window in windows:
+                start = time.perf_counter()
+                drafter.draft(features, anchor, target.embedding, window - 1, lambda _, logits: logits.argmax(-1))
+                target.forward([Rows(kv, ids[:window])], tap_layers=decoder.taps)
+                if target.device.type == "cuda":
+                    torch.cuda.synchronize(target.device)
+                seconds[window].append(time.perf_counter() - start)
+                kv.truncate(_CONTEXT)
+    finally:
+        kv.free()
+    return [statistics.median(seconds[window][1:]) for window in windows]

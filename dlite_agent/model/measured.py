@@ -6,20 +6,24 @@ import json
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from dlite_agent.paths import cache_dir
 
+T = TypeVar("T", float, list[float])
 
-def remember(what: str, measure: Callable[[], float]) -> float:
-    """A figure for `what` on this processor, thread count and torch version: measured the first time, then read."""
+
+def remember(what: str, measure: Callable[[], T]) -> T:
+    """Figures for `what` on this processor, thread count and torch version: measured the first time, then read."""
     known = _read()
     key = f"{_machine()} threads={torch.get_num_threads()} torch={torch.__version__} {what}"
     if key not in known:
         known[key] = measure()
         _write(known)
-    return known[key]
+    found: T = known[key]
+    return found
 
 
 def _machine() -> str:
@@ -34,15 +38,15 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _read() -> dict[str, float]:
+def _read() -> dict[str, Any]:
     try:
-        found = json.loads((cache_dir() / "measured.json").read_text())
+        found: dict[str, Any] = json.loads((cache_dir() / "measured.json").read_text())
     except (OSError, ValueError):
         return {}
-    return {str(key): float(value) for key, value in found.items()}
+    return found
 
 
-def _write(known: dict[str, float]) -> None:
+def _write(known: dict[str, Any]) -> None:
     path = cache_dir() / "measured.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")

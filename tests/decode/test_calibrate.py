@@ -35,9 +35,9 @@ def test_cost_an_expected_token_decides(
     decoder = make_decoder()
     best_window(decoder, acceptance, "first")  # measures; what it found is then replaced by known costs
     path = tmp_path / "measured.json"
-    measured = json.loads(path.read_text())
+    ((key, measured),) = json.loads(path.read_text()).items()
     assert len(measured) == decoder.proposal_length == 7
-    assert all(cost > 0 for cost in measured.values())
-    path.write_text(json.dumps(dict(zip(measured, seconds, strict=True))))
+    assert min(measured) > 0
+    path.write_text(json.dumps({key: seconds}))
     assert best_window(decoder, acceptance, "first") == best
     assert decoder.pool.reserved == 0
