@@ -53,7 +53,7 @@ def load_runtime(
     if threads is not None:
         torch.set_num_threads(threads)
     folder = resolve(target)
-    model = load_target(target, dtype=dtype, device=device, context_limit=context_limit)
+    model = load_target(str(folder), dtype=dtype, device=device, context_limit=context_limit)
     loaded = load_drafter(drafter, model, anchor_group_size=anchor_group_size)
     decoder = make_decoder(model, loaded, kv_budget)
     if loaded is not None and "acceptance" in loaded.card:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dlite_agent.errors import CheckpointError
 from dlite_agent.model.drafter_config import DrafterConfig
-from dlite_agent.model.linear import Matmul, Precision
+from dlite_agent.model.linear import Matmul, Precision, plain
 from dlite_agent.model.rope import RotaryTable, rotate
 
 Choose = Callable[[int, Tensor], Tensor]
@@ -77,7 +77,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [N, Q, H] and context [N, S, H], rotated by cos and sin [S + Q, 1, head_dim] -> [N, Q, H]."""
-        ops = self._packed or {name: _linear(w, b) for name, (w, b) in self._stacked().items()}
+        ops = self._packed or {name: plain(w, b) for name, (w, b) in self._stacked().items()}
         heads, kv_heads, head_dim = self._heads
         rows, taps = x.shape[0], context.shape[1]
         joined = torch.cat((context, self.input_layernorm(x)), dim=1)
@@ -121,10 +121,10 @@ class SequentialHead(nn.Module):
             return self._packed
         mlp = self.state_hidden_mlp
         return {
-            "output": _linear(self.output_proj.weight, None),
-            "state": _linear(self.state_proj.weight, self.state_proj.bias),
-            "from_state": _linear(mlp.weight[:, : self._rank], None),
-            "from_hidden": _linear(mlp.weight[:, self._rank :], mlp.bias),
+            "output": plain(self.output_proj.weight, None),
+            "state": plain(self.state_proj.weight, self.state_proj.bias),
+            "from_state": plain(mlp.weight[:, : self._rank], None),
+            "from_hidden": plain(mlp.weight[:, self._rank :], mlp.bias),
         }
 
     def _advance(self, ops: dict[str, Matmul], state: Tensor, previous: Tensor) -> Tensor:
@@ -290,10 +290,6 @@ class Drafter(nn.Module):
         card = folder / "card.json"
         drafter.card = json.loads(card.read_text()) if card.is_file() else {}
         return drafter
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> Matmul:
-    return lambda x: F.linear(x, weight, bias)
 
 
 def _rowwise(op: Matmul, x: Tensor) -> Tensor:
