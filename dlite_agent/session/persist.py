@@ -13,12 +13,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from dlite_agent.decode.state import DecodeState
+from dlite_agent.errors import NotFound
 from dlite_agent.session.history import History
 from dlite_agent.session.record import (
     Acceptance,
@@ -293,6 +295,22 @@ class Persister:
         if isinstance(found, Loaded):
             self._latest[session] = found.record
         return found
+
+    def delete(self, session: str) -> None:
+        """Remove a session that is held here. The shared store comes first: a crash in between leaves it whole here.
+
+        Raises:
+            StoreUnavailable: a store is away or has no room; the session is still there.
+            NotFound: no store has it.
+        """
+        found = False
+        for store in reversed(self._stores):
+            with suppress(NotFound):
+                store.delete(session)
+                found = True
+        self._latest.pop(session, None)
+        if not found:
+            raise NotFound("There is no such session.", param="session")
 
     def close(self) -> None:
         """Close the stores. Leases run out by themselves."""

@@ -54,7 +54,7 @@ def run(root: Path, url: str | None, seed: int) -> None:
     while True:
         session = source.choice(SESSIONS)
         if len(ends[session]) >= TURNS:
-            keeper.local.delete(session)
+            keeper.delete(session)
             tell(session, -1)
             states[session], ends[session] = DecodeState(pool().sequence()), []
         state = states[session]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dlite_agent.decode.kv import KVPool
-from dlite_agent.errors import KVExhausted
+from dlite_agent.errors import KVExhausted, NotFound
 from dlite_agent.session.persist import Persister
 from dlite_agent.session.record import BlockKind, decode
 from dlite_agent.session.restore import Loaded, Restore
@@ -297,6 +297,17 @@ def test_another_replica_goes_on_without_kv_and_says_so(tmp_path: Path, server: 
     check(back, IDS)
     for replica in (one, two):
         replica.close()
+
+
+def test_a_deleted_session_is_gone_from_every_store(tmp_path: Path, server: RedisServer) -> None:
+    local, shared = DiskStore(tmp_path / "a"), RedisStore(server.url)
+    keeper = persister(local, shared)
+    save(keeper, "gone", new_state(pool().sequence(), IDS[:70]), 70)
+    keeper.delete("gone")
+    assert local.load("gone") is None
+    assert shared.load("gone") is None
+    with pytest.raises(NotFound):
+        keeper.delete("gone")
 
 
 def test_kv_goes_along_as_far_as_the_limit(tmp_path: Path, server: RedisServer) -> None:
