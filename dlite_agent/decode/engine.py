@@ -1,9 +1,8 @@
 """The one thread that owns the device.
 
 Others talk to it through messages, each request through its own reply function; an exception travels as a reply. The
-thread keeps one `DecodeState` a session as a cache of what the session's ids were worth: a request brings its whole
-prompt, the engine finds how much of it the state holds, and runs the rest. States that nobody runs are dropped, the
-longest unused first, whenever a running turn needs their memory.
+thread keeps one `DecodeState` a session (`states.py`) as a cache of what the session's ids were worth: a request brings
+its whole prompt, the engine finds how much of it the state holds, and runs the rest.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -29,20 +27,17 @@ from dlite_agent.decode.jobs import (
     PrefillFact,
     RoundFact,
     Started,
-    Tier,
     TurnFigures,
 )
 from dlite_agent.decode.load import Runtime
 from dlite_agent.decode.rounds import Decoder, RowFigures, StepFigures
 from dlite_agent.decode.scheduler import Scheduler, past_deadline, victim
-from dlite_agent.decode.state import DecodeState, Turn
+from dlite_agent.decode.state import Turn
+from dlite_agent.decode.states import States
 from dlite_agent.decode.text import TextStream
 from dlite_agent.errors import DliteError, KVExhausted
 
 log = logging.getLogger(__name__)
-
-SHARE_FROM = 64
-"""Shortest gain in tokens for which another session's prefix is copied."""
 
 
 class Unavailable(DliteError):
@@ -110,7 +105,6 @@ class Engine:
         self._observer = observer
         self._scheduler = Scheduler(settings)
         self._inbox: queue.SimpleQueue[_Cancel | _Release | None] = queue.SimpleQueue()
-        self._states: OrderedDict[str, DecodeState] = OrderedDict()
         self._leaving: set[str] = set()
         self._followers: dict[str, list[Job]] = {}
         self._followers_lock = threading.Lock()
@@ -119,7 +113,8 @@ class Engine:
         self._stop_at: float | None = None
         self._thread = threading.Thread(target=self._main, name="dlite-engine", daemon=True)
         self._loaded: Future[Runtime] = Future()
-        self._steps = self._preemptions = self._evictions = 0
+        self._states: States
+        self._steps = self._preemptions = 0
 
     # From any thread.
 
@@ -166,8 +161,7 @@ class Engine:
 
     def held(self, key: str) -> int:
         """Tokens of a state that are in KV now."""
-        state = self._states.get(key)
-        return 0 if state is None else state.boundary
+        return self._states.held(key)
 
     def waiting(self) -> tuple[int, int]:
         """Requests that wait, and the prompt tokens in them."""
@@ -191,6 +185,7 @@ class Engine:
             return
         self._decoder: Decoder = runtime.decoder
         self._tokenizer = runtime.tokenizer
+        self._states = States(runtime.decoder, share_all=self.settings.share_prefixes)
         self._publish()
         self._loaded.set_result(runtime)
         while self._stop_at is None or self._busy():
@@ -203,8 +198,7 @@ class Engine:
             if self._scheduler.running:
                 self._step()
             self._publish()
-        for state in self._states.values():
-            state.kv.free()
+        self._states.clear()
 
     def _busy(self) -> bool:
         return bool(self._scheduler.running) or self._scheduler.depth()[0] > 0
@@ -218,7 +212,7 @@ class Engine:
             states=len(self._states),
             steps=self._steps,
             preemptions=self._preemptions,
-            evictions=self._evictions,
+            evictions=self._states.evictions,
         )
 
     def _receive(self) -> None:
@@ -259,9 +253,7 @@ class Engine:
             self._leaving.add(key)
             return
         self._leaving.discard(key)
-        state = self._states.pop(key, None)
-        if state is not None:
-            state.kv.free()
+        self._states.drop(key)
 
     def _in_use(self) -> set[str]:
         return {job.generation.key for job in self._scheduler.running}
@@ -295,15 +287,15 @@ class Engine:
             self._open(job)
         else:
             self._reserve(job.turn, generation.key)
-            self._states[generation.key] = job.turn.state
+            self._states.put(generation.key, job.turn.state)
             job.figures.waits.append((job.waiting_since, now))
-        self._states.move_to_end(generation.key)
+        self._states.used(generation.key)
         self._scheduler.running.append(job)
 
     def _open(self, job: Job) -> None:
         generation, figures, decoder = job.generation, job.figures, self._decoder
         figures.admitted = time.monotonic()
-        tier = self._restore(generation, figures)
+        tier, figures.reason = self._states.restore(generation)
         state = self._states[generation.key]
         job.committed = len(state.ids)
         figures.mode = generation.mode or ("ar" if decoder.drafter is None else "dlite")
@@ -324,47 +316,12 @@ class Engine:
                 )
                 break
             except KVExhausted:
-                if not self._evict(besides=generation.key):
+                if not self._states.evict(self._in_use() | {generation.key}):
                     raise
         figures.cached_tokens = min(state.boundary, len(generation.ids))
         figures.tier = tier if figures.cached_tokens else "none"
         figures.restored = time.monotonic()
         generation.reply(Started(figures.cached_tokens, figures.tier))
-
-    def _restore(self, generation: Generation, figures: TurnFigures) -> Tier:
-        """Make the state of the generation's key hold as much of its prompt as is known anywhere."""
-        ids, key = generation.ids, generation.key
-        own = self._states.get(key)
-        have = 0 if own is None else common_prefix(own.ids, ids)
-        donor, best = None, have + SHARE_FROM
-        for name, state in self._states.items():
-            if name != key and self._may_share(name, generation) and state.boundary >= best:
-                found = min(common_prefix(state.ids, ids), state.boundary)
-                # A copy moves the donor's whole KV, so it must be worth it.
-                if found >= best and found * 4 >= state.boundary:
-                    donor, best = state, found
-        if donor is not None:
-            try:
-                copy = donor.fork()
-            except KVExhausted:
-                figures.reason = "no memory to copy a shared prefix"
-            else:
-                copy.truncate(best)
-                if own is not None:
-                    own.kv.free()
-                self._states[key] = copy
-                return "shared"
-        if own is None:
-            self._states[key] = self._decoder.open()
-            return "none"
-        if have < len(own.ids):
-            own.truncate(have)
-        if own.boundary + 1 < have:
-            figures.reason = "evicted"
-        return "device"
-
-    def _may_share(self, name: str, generation: Generation) -> bool:
-        return self.settings.share_prefixes or name.startswith(f"{generation.owner}/")
 
     def _reserve(self, turn: Turn, key: str) -> None:
         """Room for a turn's next steps; idle states give way. Raises KVExhausted."""
@@ -377,20 +334,8 @@ class Engine:
                 state.kv.reserve(wanted)
                 return
             except KVExhausted:
-                if not self._evict(besides=key):
+                if not self._states.evict(self._in_use() | {key}):
                     raise
-
-    def _evict(self, besides: str) -> bool:
-        """Drop the KV of the state that was used longest ago and does not run; False when there is none."""
-        busy = self._in_use() | {besides}
-        for key, state in self._states.items():
-            if key not in busy and state.kv.reserved:
-                state.kv.free()
-                state.features = None
-                state.kept.clear()
-                self._evictions += 1
-                return True
-        return False
 
     def _step(self) -> None:
         jobs = self._make_room(self._scheduler.order())
@@ -504,7 +449,7 @@ class Engine:
                 follower.figures.reason = "no memory to copy the prompt"
             else:
                 state.truncate(follower.figures.prompt_tokens)
-                self._states[follower.generation.key] = state
+                self._states.put(follower.generation.key, state)
             self._scheduler.requeue(follower)
 
     def _undo(self, job: Job, error: DliteError) -> None:
@@ -539,15 +484,3 @@ class Engine:
             self._undo(job, error)
         for job in self._scheduler.drain():
             self._undo(job, error)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix, by halving: slices compare at C speed."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from dlite_agent.config import SchedulerSettings
-from dlite_agent.decode.engine import Cancelled, DeadlineExceeded, Engine, Unavailable, common_prefix
+from dlite_agent.decode.engine import Cancelled, DeadlineExceeded, Engine, Unavailable
 from dlite_agent.decode.jobs import Failed, Finished, Generation, Piece, Reply, Started
 from dlite_agent.decode.load import Runtime
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import SamplingParams
+from dlite_agent.decode.states import common_prefix
 from dlite_agent.errors import ContextOverflow, KVExhausted, ModelError
 from tests.helpers import CONTEXT, GREEDY, prompt, run_turn
 
