@@ -15,16 +15,18 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from dlite_agent import __doc__ as about
-from dlite_agent.api import chat, completions, messages, ops, problems, responses, sessions
+from dlite_agent.api import chat, completions, messages, ops, problems, responses, sessions, viewer
 from dlite_agent.api.document import describe
 from dlite_agent.api.metrics import Metrics
 from dlite_agent.api.recorder import Recorder
 from dlite_agent.api.security import Gate, middleware_options
 from dlite_agent.api.service import Service
+from dlite_agent.api.viewer_library import Library
 from dlite_agent.config import Settings
 from dlite_agent.decode.engine import Engine
 from dlite_agent.decode.load import Runtime, load_runtime
 from dlite_agent.errors import DliteError, NotFound
+from dlite_agent.paths import content_dir
 
 log = logging.getLogger("dlite_agent.server")
 
@@ -57,6 +59,7 @@ def build_app(settings: Settings) -> FastAPI:
         )
         service = Service(settings, engine, runtime, recorder)
         app.state.service = service
+        app.state.library = Library(service, log_path=path, shipped=content_dir("sessions"))
         log.info("ready", extra={"dlite": {"model": service.model, "context": service.context_limit}})
         try:
             yield
@@ -68,7 +71,7 @@ def build_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="DLite Agent", description=str(about), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.draining = False
     app.state.failure = None
-    for part in (chat, completions, messages, responses, sessions, ops):
+    for part in (chat, completions, messages, responses, sessions, ops, viewer):
         app.include_router(part.router)
     if settings.server.allowed_origins:
         app.user_middleware.append(Middleware(CORSMiddleware, **middleware_options(settings.server.allowed_origins)))

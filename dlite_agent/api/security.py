@@ -17,8 +17,8 @@ from dlite_agent.api import problems
 from dlite_agent.config import ServerSettings, is_loopback
 from dlite_agent.errors import DliteError
 
-OPEN_PATHS = ("/health", "/ready")
-"""Paths that need no key: they tell nothing."""
+OPEN_PATHS = ("/health", "/ready", "/viewer")
+"""Paths that need no key, and so does all below /viewer/: they tell nothing of what this server holds."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -76,7 +76,7 @@ class Gate:
 
     def _owner(self, path: str, method: str, headers: Headers) -> str:
         """Digest of the caller's key; empty where no keys are set. Every key is compared, in constant time each."""
-        if not self._keys or path in OPEN_PATHS or method == "OPTIONS":
+        if not self._keys or path in OPEN_PATHS or path.startswith("/viewer/") or method == "OPTIONS":
             return ""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = (token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode()
