@@ -129,5 +129,10 @@ class Turn:
                 self.finish = "length"
             elif len(self.state.ids) >= self.limit:
                 self.finish = "context"
+        if self.finish is not None and self.text is not None:
+            # A stop string may stand before half a character, and then shows only when no more ids come.
+            self.text.finish()
+            if self.text.stopped is not None:
+                self.finish = "stop"
         self.sampler.commit(tokens[:taken])
         return taken

@@ -96,6 +96,25 @@ def test_a_stop_string_ends_inside_a_run(
         assert text.finish() == Words().decode(whole[: end - 1]) + "<"
 
 
+class Halves(Words):
+    """Words, each followed by half a character when it comes last."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False, **_options: bool) -> str:
+        return super().decode(ids) + "\ufffd" * bool(ids)
+
+
+def test_a_stop_string_that_shows_only_at_the_end_is_the_reason(
+    reference: tuple[list[int], list[int]], make_decoder: Callable[..., Decoder]
+) -> None:
+    whole, _ = reference
+    decoder, text = make_decoder(), TextStream(Halves(), [f"<{whole[9]}>"])
+    turn, _ = run_turn(decoder, decoder.open(), prompt(10, 4), max_new_tokens=10, text=text)
+    assert turn.finish == "stop"
+    assert turn.generated == whole[:10]
+    assert text.text == Words().decode(whole[: whole.index(whole[9])])
+    assert text.stopped == f"<{whole[9]}>"
+
+
 @pytest.mark.parametrize("count", range(1, 20))
 def test_max_new_tokens_is_kept_to_the_token(
     count: int, reference: tuple[list[int], list[int]], make_decoder: Callable[..., Decoder]
