@@ -127,23 +127,23 @@ class SequentialHead(nn.Module):
             "from_hidden": plain(mlp.weight[:, self._rank :], mlp.bias),
         }
 
-    def _advance(self, ops: dict[str, Matmul], state: Tensor, previous: Tensor) -> Tensor:
-        embedded = self.prev_token_embedding(previous)
+    def _advance(self, ops: dict[str, Matmul], state: Tensor, embedded: Tensor) -> Tensor:
         gate, candidate = ops["state"](torch.cat((state, embedded), dim=-1)).chunk(2, dim=-1)
         return torch.lerp(torch.tanh(candidate), state, torch.sigmoid(gate))
 
     def _start(self, ops: dict[str, Matmul], rows: Tensor, seed: Tensor | None) -> Tensor:
         """Zero state, or for G > 1 the state after one step on the token before the anchor."""
         state = rows.new_zeros(rows.shape[0], self._rank)
-        return state if seed is None else self._advance(ops, state, seed)
+        return state if seed is None else self._advance(ops, state, self.prev_token_embedding(seed))
 
     def forward(self, hidden: Tensor, previous: Tensor, seed: Tensor | None) -> Tensor:
         """Teacher-forced logits [N, K, head_vocab] of hidden [N, K, H] after `previous` ids [N, K], anchor first."""
         ops = self._ops()
         state = self._start(ops, hidden, seed)
+        embedded = self.prev_token_embedding(previous)  # one lookup: each would have a gradient of the whole table
         states = []
         for k in range(previous.shape[1]):
-            state = self._advance(ops, state, previous[:, k])
+            state = self._advance(ops, state, embedded[:, k])
             states.append(state)
         mixed = _rowwise(ops["from_state"], torch.stack(states, dim=1)) + _rowwise(ops["from_hidden"], hidden)
         return _rowwise(ops["output"], mixed)
@@ -155,7 +155,7 @@ class SequentialHead(nn.Module):
         from_hidden = _rowwise(ops["from_hidden"], hidden)
         ids, previous = [], anchor
         for k in range(hidden.shape[1]):
-            state = self._advance(ops, state, previous)
+            state = self._advance(ops, state, self.prev_token_embedding(previous))
             previous = choose(k, ops["output"](ops["from_state"](state) + from_hidden[:, k]))
             ids.append(previous)
         return torch.stack(ids, dim=1)
