@@ -14,7 +14,16 @@ from dlite_agent.api.metrics import Metrics
 from dlite_agent.decode.jobs import TurnFigures
 from dlite_agent.errors import DliteError
 from dlite_agent.session.registry import Session
-from dlite_agent.trace.events import Divergence, KnownEvent, Segment, SessionEnd, SessionStart, TurnStart
+from dlite_agent.trace.events import (
+    Divergence,
+    KnownEvent,
+    Segment,
+    SessionEnd,
+    SessionStart,
+    ToolEnd,
+    ToolStart,
+    TurnStart,
+)
 from dlite_agent.trace.log import EventLog
 from dlite_agent.trace.turns import TurnFacts, turn_events
 
@@ -79,14 +88,49 @@ class Recorder:
             for mailbox in listeners:
                 mailbox.put_nowait(None)
 
-    def _emit(self, session: Session, *events: KnownEvent) -> None:
+    def emit(self, session: Session, *events: KnownEvent) -> None:
+        """Write down events of a session; their `segment` must be this recorder's. Content goes only where it may."""
         kept = self._events.setdefault(session.id, deque(maxlen=KEPT_EVENTS))
-        for event in events:
+        for event in events if self._content else [event.without_content() for event in events]:
             kept.append(event)
             if self._log is not None:
                 self._log.write(event)
             for mailbox in self._listeners.get(session.id, ()):
                 mailbox.put_nowait(event)
+
+    # Tools that the server runs itself; those that clients run are inferred from their results.
+
+    def tool_start(
+        self,
+        session: Session,
+        turn: int,
+        call_id: str,
+        name: str,
+        *,
+        arguments: Any = None,
+        sandbox: str | None = None,
+        at: float | None = None,
+    ) -> None:
+        """A call of a turn's answer begins to run, now or at `at` (monotonic seconds)."""
+        place: dict[str, Any] = {"segment": self.segment, "session": session.id, "turn": turn, "call_id": call_id}
+        began = time.monotonic() if at is None else at
+        self.emit(session, ToolStart(**place, t=began, name=name, sandbox=sandbox, arguments=arguments))
+
+    def tool_end(
+        self,
+        session: Session,
+        turn: int,
+        call_id: str,
+        *,
+        output: Any = None,
+        exit_code: int | None = None,
+        error: str | None = None,
+        at: float | None = None,
+    ) -> None:
+        """A call that `tool_start` told of has ended."""
+        place: dict[str, Any] = {"segment": self.segment, "session": session.id, "turn": turn, "call_id": call_id}
+        ended = time.monotonic() if at is None else at
+        self.emit(session, ToolEnd(**place, t=ended, exit_code=exit_code, error=error, output=output))
 
     # Terminal states and what leads to them.
 
@@ -96,10 +140,10 @@ class Recorder:
         run.announced = True
         place: dict[str, Any] = {"segment": self.segment, "session": session.id}
         if session.id not in self._events:
-            self._emit(session, SessionStart(**place, t=run.arrived, parent=session.parent or None, **self._models))
+            self.emit(session, SessionStart(**place, t=run.arrived, parent=session.parent or None, **self._models))
         place["turn"] = run.turn
         known = 0 if run.spliced is None else run.spliced.shared
-        self._emit(
+        self.emit(
             session,
             TurnStart(
                 **place,
@@ -108,13 +152,13 @@ class Recorder:
                 prompt_tokens=len(run.prompt_ids),
                 cached_tokens=cached_tokens,
                 new_tokens=None if cached_tokens is None else len(run.prompt_ids) - cached_tokens,
-                new_ids=run.prompt_ids[known:] if self._content else None,
+                new_ids=run.prompt_ids[known:],
             ),
         )
         if run.divergence is not None:
             reason, position = str(run.divergence["reason"]), run.divergence["position"]
             self.metrics.divergences.labels(reason).inc()
-            self._emit(session, Divergence(**place, t=run.arrived, reason=reason, position=position))
+            self.emit(session, Divergence(**place, t=run.arrived, reason=reason, position=position))
 
     def turn_end(self, run: Run, answer: Answer) -> None:
         """A request was answered."""
@@ -126,8 +170,8 @@ class Recorder:
             request_id=run.request_id,
             finish_reason=answer.finish,
             output_tokens=answer.tokens,
-            output_ids=list(answer.ids) if self._content else None,
-            message=message_json(answer) if self._content else None,
+            output_ids=list(answer.ids),
+            message=message_json(answer),
         )
         self._finish(run, facts, figures)
         self.metrics.answered(figures, answer.tokens, answer.finish)
@@ -145,7 +189,7 @@ class Recorder:
         """All events of a turn but its start, which was told when it happened."""
         if not run.announced:
             self.turn_start(run, None)
-        self._emit(run.session, *(event for event in turn_events(facts, figures) if not isinstance(event, TurnStart)))
+        self.emit(run.session, *(event for event in turn_events(facts, figures) if not isinstance(event, TurnStart)))
 
     def refused(self, api: str, request_id: str, error: DliteError) -> None:
         """A request was not accepted."""
@@ -156,7 +200,7 @@ class Recorder:
         """A session was deleted or forgotten."""
         if session.id in self._events:
             event = SessionEnd(segment=self.segment, session=session.id, t=time.monotonic(), reason="dropped")
-            self._emit(session, event)
+            self.emit(session, event)
             del self._events[session.id]
 
     def _line(self, run: Run, figures: TurnFigures | None, **facts: Any) -> None:
