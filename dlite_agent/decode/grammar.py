@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -199,10 +200,14 @@ class Matcher:
     `push` and `pop` move along drafts as a drafter samples them, with `mask` on the drafter's own logits before each;
     `window` and `mask` look along a whole window and come back. Only `commit` moves for good. Positions behind a draft
     that the grammar refuses, or behind the end of the response, have no mask: no verification reaches them.
+
+    Attributes:
+        spent: begin (monotonic seconds) and length of each `mask`, for the trace.
     """
 
     _matcher: xg.GrammarMatcher
     vocab_size: int
+    spent: list[tuple[float, float]] = field(default_factory=list)
     _row: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -269,6 +274,8 @@ class Matcher:
         """
         if logits.shape[1] != self.vocab_size or logits.shape[0] > len(drafts) + 1 or logits.stride(1) != 1:
             raise ValueError(f"logits {tuple(logits.shape)} do not fit {len(drafts)} drafts of {self.vocab_size} ids")
+        begin = time.monotonic()
         masks, taken = self.window(drafts[: logits.shape[0] - 1])
         xg.apply_token_bitmask_inplace(logits, masks.to(logits.device), vocab_size=self.vocab_size)
+        self.spent.append((begin, time.monotonic() - begin))
         return taken

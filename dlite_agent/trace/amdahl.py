@@ -24,6 +24,9 @@ from dlite_agent.trace.events import Round
 EXCLUDED = ("client", "outage")
 """Phases that are nobody's work and count for no share."""
 
+_NO_DRAFT = 0.02  # share of a step that goes by between the clock's stamps where nothing is drafted, at most
+_MEDIAN_ERROR = 1.2533  # the standard error of a median is this times that of a mean (normal errors)
+
 
 def workflow_speedup(f: float, s_d: float) -> float:
     """1 / ((1 - f) + f / s_d). Raises InvalidRequest unless 0 <= f <= 1 and s_d > 0."""
@@ -93,19 +96,17 @@ class StepTimes:
     def measured(cls, rounds: Iterable[Round]) -> StepTimes | None:
         """A table from autoregressive rounds: median by batch and context octave, standard error of the median.
 
-        Rounds that shared their step with a drafting row are left out: they took that row's time. None when no
-        round is left.
+        None when there is no such round.
         """
         groups: dict[tuple[int, int], list[Round]] = defaultdict(list)
         for row in rounds:
-            if row.drafted == 0 and row.t_d == 0 and row.advance == 1 and row.wall > 0:
+            if autoregressive(row):
                 groups[row.batch, row.context.bit_length()].append(row)
         points = []
         for (batch, _), rows in groups.items():
             walls = [row.wall for row in rows]
-            error = 1.2533 * statistics.stdev(walls) / math.sqrt(len(walls)) if len(walls) > 1 else walls[0]
             context = round(statistics.fmean(row.context for row in rows))
-            points.append((context, batch, statistics.median(walls), error))
+            points.append((context, batch, statistics.median(walls), median_error(walls)))
         return cls(tuple(sorted(points))) if points else None
 
     def at(self, context: int, batch: int) -> StepTime:
@@ -117,6 +118,16 @@ class StepTimes:
             a.error + weight * (b.error - a.error),
             outside or a.extrapolated or b.extrapolated,
         )
+
+
+def autoregressive(row: Round) -> bool:
+    """Whether a round was one autoregressive step, and took no time for another row's drafts."""
+    return row.drafted == 0 and row.advance == 1 and row.wall > 0 and row.t_d <= _NO_DRAFT * row.wall
+
+
+def median_error(values: Sequence[float]) -> float:
+    """Standard error of the median of some values; of one alone, the value itself."""
+    return _MEDIAN_ERROR * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else values[0]
 
 
 def _along(row: Sequence[tuple[int, float, float]], context: int) -> StepTime:

@@ -76,10 +76,14 @@ class SessionEnd(SessionEvent):
 
 
 class TurnStart(TurnEvent):
-    """A request arrives. `prompt_tokens` is the whole prompt, of which `cached_tokens` need no prefill."""
+    """A request arrives. `prompt_tokens` is the whole prompt, of which `cached_tokens` need no prefill.
+
+    `new_ids` are the prompt's ids behind those that the session had already; `sampling` are the parameters that are not
+    greedy decoding's, and `constraint` is the grammar that held the answer, in the grammar compiler's own format.
+    """
 
     kind: Literal["turn_start"] = "turn_start"
-    content_fields = ("messages", "new_ids")
+    content_fields = ("messages", "new_ids", "constraint")
     request_id: str | None = None
     trigger: Literal["user", "tool", "agent"] | None = None
     prompt_tokens: Count | None = None
@@ -87,6 +91,8 @@ class TurnStart(TurnEvent):
     new_tokens: Count | None = None
     messages: list[dict[str, Any]] | None = None
     new_ids: list[int] | None = None
+    sampling: dict[str, Any] | None = None
+    constraint: str | None = None
 
 
 class TurnEnd(TurnEvent):

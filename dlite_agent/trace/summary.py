@@ -136,8 +136,7 @@ def _step_times(timelines: Sequence[Timeline]) -> tuple[StepTimes | None, str | 
     points = dict.fromkeys(point for timeline in timelines for point in timeline.calibration)
     if points:
         return StepTimes(tuple(points)), "calibration in the log"
-    plain = [row for timeline in timelines for turn in timeline.turns if turn.mode == "ar" for row in turn.rounds]
-    table = StepTimes.measured(plain)
+    table = StepTimes.measured(row for timeline in timelines for turn in timeline.turns for row in turn.rounds)
     return table, "autoregressive rounds in the log" if table is not None else None
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlite_agent.trace.events import (
     KnownEvent,
+    Mask,
     Prefill,
     Queue,
     Restore,
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TurnFacts:
-    """What the figures of the engine do not say about a turn; content is optional as everywhere."""
+    """What the figures of the engine do not say about a turn; content is optional as everywhere.
+
+    `masks` are begin (on the figures' clock) and seconds of each token mask of a constrained answer.
+    """
 
     segment: str
     session: str
@@ -38,6 +42,7 @@ class TurnFacts:
     new_ids: list[int] | None = None
     message: dict[str, Any] | None = None
     output_ids: list[int] | None = None
+    masks: Sequence[tuple[float, float]] = ()
 
 
 def turn_events(facts: TurnFacts, figures: TurnFigures) -> list[KnownEvent]:
@@ -83,6 +88,11 @@ def turn_events(facts: TurnFacts, figures: TurnFigures) -> list[KnownEvent]:
     events += [
         Rounds.of(facts.segment, facts.session, facts.turn, run, mode=figures.mode) for run in _contiguous(rounds)
     ]
+    if facts.masks:
+        begin = facts.masks[0][0]
+        at, seconds = zip(*((round(start - begin, 7), round(length, 7)) for start, length in facts.masks), strict=True)
+        until = max(start + length for start, length in facts.masks)
+        events.append(Mask(**where, t=begin, end=until, at=list(at), seconds=list(seconds)))
     events.append(
         TurnEnd(
             **where,

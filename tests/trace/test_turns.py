@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dlite_agent.decode.jobs import PrefillFact, RoundFact, TurnFigures
-from dlite_agent.trace.events import Queue, Restore, Rounds, Segment, TurnEnd, TurnStart
+from dlite_agent.trace.events import Mask, Queue, Restore, Rounds, Segment, TurnEnd, TurnStart
 from dlite_agent.trace.log import Log
 from dlite_agent.trace.phases import timelines
 from dlite_agent.trace.turns import TurnFacts, turn_events
@@ -62,3 +62,14 @@ def test_a_turn_that_failed_in_the_queue() -> None:
     assert (queue.t, queue.end) == (10.0, 15.0)
     assert isinstance(end, TurnEnd)
     assert end.error == "not done after 5.0 s"
+
+
+def test_masks_are_a_phase_of_their_own_inside_rounds() -> None:
+    facts = TurnFacts(sample.SEGMENT, "s", 0, masks=[(12.6, 0.05), (15.6, 0.1)])
+    events = turn_events(facts, figures())
+    (mask,) = [event for event in events if isinstance(event, Mask)]
+    assert (mask.t, mask.end) == pytest.approx((12.6, 15.7))
+    (view,) = timelines(Log([Segment(segment=sample.SEGMENT, t=0.0, wall=sample.WALL), *events]))
+    assert view.seconds()["mask"] == pytest.approx(0.15)
+    assert view.seconds()["decode"] == pytest.approx(1.5 - 0.15)
+    assert sum(view.seconds().values()) == pytest.approx(view.wall)
