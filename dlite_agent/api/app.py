@@ -15,7 +15,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from dlite_agent import __doc__ as about
-from dlite_agent.api import chat, completions, messages, ops, problems, responses, sessions, viewer
+from dlite_agent.agent.runs import Runs, RunsSettings
+from dlite_agent.api import chat, completions, messages, ops, problems, responses, runs, sessions, viewer
+from dlite_agent.api.agent_model import EngineModel
 from dlite_agent.api.document import describe
 from dlite_agent.api.metrics import Metrics
 from dlite_agent.api.recorder import Recorder
@@ -30,9 +32,13 @@ from dlite_agent.paths import content_dir
 
 log = logging.getLogger("dlite_agent.server")
 
+NO_RUNS = RunsSettings()
 
-def build_app(settings: Settings) -> FastAPI:
+
+def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
     """An application that loads its model when its lifespan starts and drains when it ends.
+
+    `agents` says where the server's own agent runs may work; by default nowhere.
 
     `app.state.draining` may be set to make /ready fail before that; `app.state.failure` says why loading failed.
     """
@@ -61,17 +67,20 @@ def build_app(settings: Settings) -> FastAPI:
         app.state.service = service
         app.state.library = Library(service, log_path=path, shipped=content_dir("sessions"))
         log.info("ready", extra={"dlite": {"model": service.model, "context": service.context_limit}})
+        app.state.runs = Runs(agents, lambda run, owner: EngineModel(service, run, owner), settings.data_dir)
+        await app.state.runs.recover()
         try:
             yield
         finally:
             app.state.draining = True
+            await app.state.runs.close()
             await asyncio.to_thread(engine.close, 0.0)
             recorder.close()
 
     app = FastAPI(title="DLite Agent", description=str(about), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.draining = False
     app.state.failure = None
-    for part in (chat, completions, messages, responses, sessions, ops, viewer):
+    for part in (chat, completions, messages, responses, sessions, runs, ops, viewer):
         app.include_router(part.router)
     if settings.server.allowed_origins:
         app.user_middleware.append(Middleware(CORSMiddleware, **middleware_options(settings.server.allowed_origins)))

@@ -8,11 +8,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from dlite_agent.agent.run_spec import RunSpec
 from dlite_agent.api.chat import ChatRequest
 from dlite_agent.api.completions import CompletionRequest
 from dlite_agent.api.messages import CountRequest, MessagesRequest
 from dlite_agent.api.ops import TokenizeRequest
 from dlite_agent.api.responses import ResponsesRequest
+from dlite_agent.api.runs import FollowUp
 from dlite_agent.api.sessions import ForkRequest
 
 BODIES: dict[str, type[BaseModel]] = {
@@ -22,6 +24,8 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
     "/v1/sessions/{session_id}/fork": ForkRequest,
+    "/v1/agents/runs": RunSpec,
+    "/v1/agents/runs/{run_id}/messages": FollowUp,
     "/tokenize": TokenizeRequest,
 }
 
@@ -50,10 +54,12 @@ def _document(app: FastAPI) -> dict[str, Any]:
             ok.setdefault("content", {}).setdefault("application/json", {"schema": {}})
             if path in BODIES and method == "post":
                 operation["requestBody"] = _body(BODIES[path], schemas, required="fork" not in path)
-                ok["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+                if "agents" not in path:
+                    ok["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     document["paths"]["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
-    events = document["paths"]["/v1/sessions/{session_id}/events"]["get"]["responses"]["200"]
-    events["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    for path in ("/v1/sessions/{session_id}/events", "/v1/agents/runs/{run_id}/events"):
+        events = document["paths"][path]["get"]["responses"]["200"]
+        events["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
     return document
 
 

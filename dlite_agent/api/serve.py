@@ -13,7 +13,8 @@ from types import FrameType
 
 import uvicorn
 
-from dlite_agent.api.app import build_app
+from dlite_agent.agent.runs import RunsSettings
+from dlite_agent.api.app import NO_RUNS, build_app
 from dlite_agent.config import Settings
 from dlite_agent.errors import InvalidRequest
 
@@ -50,9 +51,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def make_server(settings: Settings) -> Server:
+def make_server(settings: Settings, agents: RunsSettings = NO_RUNS) -> Server:
     """A server for the settings, not yet running."""
-    app = build_app(settings)
+    app = build_app(settings, agents)
     config = uvicorn.Config(
         app,
         host=settings.server.host,
@@ -71,11 +72,13 @@ def make_server(settings: Settings) -> Server:
         app.state.draining = True
         if hasattr(app.state, "service"):
             app.state.service.recorder.stop_streams()
+        if hasattr(app.state, "runs"):
+            app.state.runs.stop_streams()
 
     return Server(config, leave)
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, agents: RunsSettings = NO_RUNS) -> None:
     """Run until SIGINT or SIGTERM; requests in flight then have `drain_seconds` to end.
 
     Raises:
@@ -85,7 +88,7 @@ def serve(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    server = make_server(settings)
+    server = make_server(settings, agents)
     address = (settings.server.host, settings.server.port)
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:

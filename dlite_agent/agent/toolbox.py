@@ -1,0 +1,158 @@
+"""The tools of one run: bundles in a sandbox, MCP servers beside it, under one set of names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlite_agent.agent.bundle_runtime import BundleRuntime
+from dlite_agent.agent.bundles import ToolOutcome
+from dlite_agent.agent.mcp_bundle import McpBundle, McpServer
+from dlite_agent.agent.run_spec import RunSpec
+from dlite_agent.agent.sandbox import Level, Limits, Policy, Sandbox
+from dlite_agent.errors import InvalidRequest
+
+SUBMIT = "submit"
+"""The tool whose success ends a run."""
+PATCH = "patch.diff"
+"""File of a run's folder that holds the submitted patch."""
+
+
+class Toolbox:
+    """Everything a run may call; made by `open`, ended by `close`."""
+
+    def __init__(
+        self, runtime: BundleRuntime, mcp: Sequence[McpBundle], folder: Path, argument_characters: int | None
+    ) -> None:
+        self._runtime = runtime
+        self._folder = folder
+        self._mcp = {name: bundle for bundle in mcp for name in bundle.tools}
+        self._servers = list(mcp)
+        names = [*runtime.tools, *(name for bundle in mcp for name in bundle.tools)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise InvalidRequest(f"The tool {twice[0]} is declared twice.", param="bundles")
+        schemas = [*runtime.schemas(), *(schema for bundle in mcp for schema in bundle.schemas())]
+        schemas.sort(key=lambda schema: str(schema["function"]["name"]))
+        self.schemas = [_bounded(schema, argument_characters) for schema in schemas]
+
+    @classmethod
+    async def open(
+        cls, spec: RunSpec, workspace: Path, folders: Sequence[Path], folder: Path, mcp: Sequence[McpServer] = ()
+    ) -> Toolbox:
+        """Set up sandbox and bundles; `folder` keeps the tools' home between processes, and what they hand in.
+
+        Raises:
+            SandboxUnavailable: no permitted level works here.
+            BundleError: a bundle cannot be used.
+            McpError: a server does not start.
+        """
+        limits = Limits(
+            hard_seconds=spec.limits.call_seconds,
+            no_output_seconds=min(spec.limits.silent_seconds, spec.limits.call_seconds),
+            output_bytes=spec.limits.output_bytes,
+        )
+        policy = Policy(
+            workspace,
+            level="auto" if spec.sandbox == "auto" else Level(spec.sandbox),
+            protect_git=spec.protect_git,
+            state_dir=folder / "sandbox",
+            limits=limits,
+        )
+        sandbox = await Sandbox.open(policy)
+        servers: list[McpBundle] = []
+        try:
+            runtime = await BundleRuntime.open(sandbox, folders, spec.hidden_tools)
+            for server in mcp:
+                servers.append(await McpBundle.open(server))
+            return cls(runtime, servers, folder, spec.model.argument_characters)
+        except BaseException:
+            for one in servers:
+                await one.close()
+            sandbox.close()
+            raise
+
+    @property
+    def level(self) -> str:
+        """The confinement in force."""
+        return str(self._runtime.sandbox.level)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Stronger levels that do not work here, and why."""
+        return {str(level): reason for level, reason in self._runtime.sandbox.refused.items()}
+
+    @property
+    def root(self) -> Path:
+        return self._runtime.sandbox.paths.root
+
+    @property
+    def submits(self) -> bool:
+        """Whether the model can hand in an answer by a tool."""
+        return SUBMIT in self._runtime.tools
+
+    @property
+    def cwd(self) -> str:
+        """Working folder of the next call, below the workspace."""
+        return str(self._runtime.cwd.relative_to(self.root))
+
+    @cwd.setter
+    def cwd(self, folder: str) -> None:
+        found = self._runtime.sandbox.paths.resolve(folder)
+        self._runtime.cwd = found if found.is_dir() else self.root
+
+    def where(self, name: str) -> str:
+        """What confines a tool: the sandbox's level, or `mcp` for one that runs in a server of its own."""
+        return "mcp" if name in self._mcp else self.level
+
+    def check(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Raises InvalidRequest, worded for the model, if there is no such tool or the arguments do not fit."""
+        if name in self._mcp:
+            return
+        tool = self._runtime.tools.get(name)
+        if tool is None:
+            known = ", ".join(schema["function"]["name"] for schema in self.schemas)
+            raise InvalidRequest(f"There is no tool {name}; there are {known}.", param="name")
+        tool.shell_line(arguments)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        """Run one call; calls may run at the same time. Raises DliteError if it could not be run."""
+        if name in self._mcp:
+            return await self._mcp[name].call(name, arguments)
+        return await self._runtime.call(name, arguments)
+
+    def take_submission(self) -> str | None:
+        """The answer that the submit tool left last; its patch is then in the run's folder."""
+        submission = self._runtime.submission()
+        if submission is None:
+            return None
+        part = self._folder / f"{PATCH}.part"
+        part.write_text(submission.patch)
+        part.replace(self._folder / PATCH)
+        return submission.answer
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.close()
+        self._runtime.sandbox.close()
+
+
+def _bounded(schema: dict[str, Any], characters: int | None) -> dict[str, Any]:
+    """The schema with every string bounded to so many characters; the grammar then ends it."""
+    if characters is None:
+        return schema
+    bounded = copy.deepcopy(schema)
+    properties = bounded["function"].get("parameters", {}).get("properties", {})
+    for entry in properties.values():
+        if isinstance(entry, dict) and entry.get("type") == "string" and "enum" not in entry:
+            entry["maxLength"] = characters
+    return bounded
+
+
+def bundle_folders(names: Sequence[str], known: Mapping[str, Path]) -> list[Path]:
+    """Folders of bundles by name. Raises InvalidRequest naming what there is."""
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"There is no bundle {name!r}; there are {', '.join(sorted(known))}.", param="bundles")
+    return [known[name] for name in dict.fromkeys(names)]
