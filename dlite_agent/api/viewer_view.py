@@ -165,24 +165,30 @@ def _strip(rounds: Sequence[Round]) -> list[float]:
 
 
 def _lanes(timeline: Timeline) -> dict[int | None, list[list[Any]]]:
-    """Intervals to draw, by turn: `[phase index, start, end, inferred]`.
+    """Intervals to draw, by turn: `[phase index, start, end, inferred, covered share]`.
 
-    Pieces of one phase that are closer than a `_LANE_GRAIN`-th of their turn are drawn as one: thousands of rounds and
-    the masks between them become one bar each. Seconds are never taken from these.
+    Pieces of one phase are drawn as one where they are closer than a `_LANE_GRAIN`-th of their turn, and wherever
+    they are if they are smaller than that: thousands of rounds and the masks between them become one bar each, whose
+    share says how much of it is really there. Seconds are never taken from these.
     """
     grain = {turn.turn: (turn.window_end - turn.start) / _LANE_GRAIN for turn in timeline.turns}
-    last: dict[tuple[int | None, str, bool], list[Any]] = {}
+    last: dict[tuple[int | None, str, bool, bool], list[Any]] = {}
     lanes: dict[int | None, list[list[Any]]] = defaultdict(list)
     for piece in timeline.slices:
-        key = (piece.turn, piece.phase, piece.inferred)
+        near = grain.get(piece.turn, 0.0) if piece.turn is not None else 0.0
+        small = piece.end - piece.start < near
+        key = (piece.turn, piece.phase, piece.inferred, small)
         before = last.get(key)
-        if before is not None and piece.start - before[2] <= grain.get(piece.turn if piece.turn is not None else -1, 0):
+        if before is not None and (small or piece.start - before[2] <= near):
             before[2] = piece.end
+            before[4] += piece.end - piece.start
         else:
-            last[key] = [PHASES.index(piece.phase), piece.start, piece.end, int(piece.inferred)]
+            length = piece.end - piece.start
+            last[key] = [PHASES.index(piece.phase), piece.start, piece.end, int(piece.inferred), length]
             lanes[piece.turn].append(last[key])
     for bars in lanes.values():
         for bar in bars:
+            bar[4] = round(min(1.0, bar[4] / (bar[2] - bar[1])), 3) if bar[2] > bar[1] else 1.0
             bar[1], bar[2] = _micro(bar[1]), _micro(bar[2])
     return lanes
 

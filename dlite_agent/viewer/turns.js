@@ -1,0 +1,278 @@
+// The turns as a list of which only the visible part exists: 300 turns or 30,000 cost the same.
+
+import { colour, fit, h, onceAFrame, say } from "./dom.js";
+import { count, decimal, line, percent, plural, seconds, times } from "./format.js";
+import { failed } from "./draw.js";
+import { ORDER } from "./phases.js";
+
+const COLUMNS = ["turn", "where the time went", "seconds", "accepted", "tau", "context", ""];
+const PAIR_COLUMNS = ["turn", "first above, second below", "first", "second", "ratio"];
+const narrow = window.matchMedia("(max-width: 760px)");
+
+export class TurnList {
+  constructor(box, headBox, onSelect) {
+    this.box = box;
+    this.headBox = headBox;
+    this.onSelect = onSelect;
+    this.rows = [];
+    this.live = new Map();
+    this.selected = null;
+    this.filler = h("div", { className: "filler" });
+    this.box.replaceChildren(this.filler);
+    this.update = onceAFrame(() => this.paint());
+    this.box.addEventListener("scroll", this.update, { passive: true });
+    new ResizeObserver(() => this.refresh()).observe(this.box);
+    this.box.addEventListener("click", (event) => {
+      const row = event.target.closest("[data-turn]");
+      if (row) this.choose(Number(row.dataset.turn));
+    });
+    this.box.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  get height() {
+    return narrow.matches ? 62 : 36;
+  }
+
+  /** `others` is a second session's turns by number, or null. */
+  show(view, others = null) {
+    this.view = view;
+    this.others = others;
+    this.rows = view.turns;
+    this.most = Math.max(1, ...this.rows.map((turn) => Math.max(...Object.keys(turn.advances).map(Number), 1) - 1));
+    this.tokens = Math.max(1, ...this.rows.map((turn) => (turn.prompt_tokens ?? 0) + (turn.output_tokens ?? 0)));
+    this.longest = Math.max(1e-9, ...this.rows.map(work), ...(others ? [...others.values()].map(work) : []));
+    const names = others ? PAIR_COLUMNS : COLUMNS;
+    this.headBox.classList.toggle("pair", others !== null);
+    this.headBox.replaceChildren(
+      ...names.map((name, i) => {
+        const wideOnly = i > 2;
+        const right = others ? i >= 2 : [2, 4, 5].includes(i);
+        return h("span", { className: `${right ? "num" : ""} ${wideOnly ? "wide-only" : ""}` }, name);
+      }),
+    );
+    this.refresh();
+  }
+
+  refresh() {
+    for (const row of this.live.values()) row.remove();
+    this.live.clear();
+    this.filler.style.setProperty("height", `${this.rows.length * this.height}px`);
+    this.update();
+  }
+
+  select(number, { reveal = true } = {}) {
+    this.selected = number;
+    const index = this.rows.findIndex((turn) => turn.turn === number);
+    if (index >= 0 && reveal) {
+      const top = index * this.height;
+      const room = this.box.clientHeight;
+      if (top < this.box.scrollTop) this.box.scrollTop = top;
+      else if (top + this.height > this.box.scrollTop + room) this.box.scrollTop = top + this.height - room;
+    }
+    for (const [i, row] of this.live) row.setAttribute("aria-selected", String(this.rows[i]?.turn === number));
+    if (index >= 0) this.box.setAttribute("aria-activedescendant", `turn-${index}`);
+    else this.box.removeAttribute("aria-activedescendant");
+    this.update();
+  }
+
+  choose(number) {
+    const turn = this.rows.find((item) => item.turn === number);
+    if (turn) say(words(turn));
+    this.onSelect(number);
+    if (narrow.matches) document.querySelector(".detail").scrollIntoView();
+  }
+
+  step(by) {
+    if (!this.rows.length) return;
+    const index = this.rows.findIndex((turn) => turn.turn === this.selected);
+    const next = index < 0 ? (by > 0 ? 0 : this.rows.length - 1) : Math.min(Math.max(index + by, 0), this.rows.length - 1);
+    this.choose(this.rows[next].turn);
+  }
+
+  key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const page = Math.max(1, Math.floor(this.box.clientHeight / this.height) - 1);
+    const by = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -1e9, End: 1e9 }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    this.step(by);
+  }
+
+  paint() {
+    if (!this.view) return;
+    const first = Math.max(0, Math.floor(this.box.scrollTop / this.height) - 4);
+    const last = Math.min(this.rows.length, Math.ceil((this.box.scrollTop + this.box.clientHeight) / this.height) + 4);
+    for (const [index, row] of this.live) {
+      if (index < first || index >= last) {
+        row.remove();
+        this.live.delete(index);
+      }
+    }
+    for (let i = first; i < last; i += 1) {
+      if (this.live.has(i)) continue;
+      const row = this.others ? this.pair(i) : this.row(i);
+      this.live.set(i, row);
+      this.box.append(row);
+    }
+    for (let i = first; i < last; i += 1) this.drawRow(i);
+  }
+
+  shell(index, extra, ...cells) {
+    const turn = this.rows[index];
+    const row = h(
+      "div",
+      {
+        className: `turn ${extra} ${turn.error ? "failed" : ""}`,
+        id: `turn-${index}`,
+        role: "option",
+        "data-turn": turn.turn,
+        "aria-selected": String(turn.turn === this.selected),
+        "aria-setsize": this.rows.length,
+        "aria-posinset": index + 1,
+        "aria-label": words(turn),
+      },
+      ...cells,
+    );
+    row.style.setProperty("transform", `translateY(${index * this.height}px)`);
+    return row;
+  }
+
+  row(index) {
+    const turn = this.rows[index];
+    const context = turn.prompt_tokens === null ? "–" : count(turn.prompt_tokens + (turn.output_tokens ?? 0));
+    return this.shell(
+      index,
+      "",
+      h("span", { className: "no", title: turn.trigger ? `triggered by ${turn.trigger}` : "" }, `#${turn.turn}`),
+      h("canvas", { className: "time" }),
+      h("span", { className: "num" }, seconds(turn.end - turn.start)),
+      h("canvas", { className: "acc wide-only" }),
+      h("span", { className: "num wide-only" }, turn.means ? decimal(turn.means.tau) : "–"),
+      h("span", { className: "num wide-only" }, context),
+      h("span", { className: "badges" }, ...badges(turn)),
+    );
+  }
+
+  pair(index) {
+    const turn = this.rows[index];
+    const other = this.others.get(turn.turn);
+    const [a, b] = [work(turn), other ? work(other) : null];
+    return this.shell(
+      index,
+      "pair",
+      h("span", { className: "no" }, `#${turn.turn}`),
+      h("canvas", { className: "time" }),
+      h("span", { className: "num" }, seconds(a)),
+      h("span", { className: "num wide-only" }, b === null ? "–" : seconds(b)),
+      h("span", { className: "num wide-only" }, b > 0 ? times(a / b) : "–"),
+    );
+  }
+
+  drawRow(index) {
+    const row = this.live.get(index);
+    if (!row || row.dataset.drawn) return;
+    row.dataset.drawn = "1";
+    const turn = this.rows[index];
+    const canvas = row.querySelector(".time");
+    const width = canvas.clientWidth;
+    if (width < 4) return;
+    if (this.others) {
+      const context = fit(canvas, width, 24);
+      stacked(context, turn, width, 2, 9, this.longest);
+      const other = this.others.get(turn.turn);
+      if (other) stacked(context, other, width, 13, 9, this.longest);
+      canvas.style.setProperty("height", "24px");
+      return;
+    }
+    const context = fit(canvas, width, 20);
+    canvas.style.setProperty("height", "20px");
+    stacked(context, turn, width, 3, 14, this.longest);
+    const strip = row.querySelector(".acc");
+    if (strip.clientWidth > 4) accepted(strip, turn, this.most);
+  }
+
+  themed() {
+    this.refresh();
+  }
+}
+
+/** Seconds of a turn that count as work: idle and outages do not. */
+export function work(turn) {
+  let sum = 0;
+  for (const [phase, value] of Object.entries(turn.seconds)) if (phase !== "client" && phase !== "outage") sum += value;
+  return sum;
+}
+
+function stacked(context, turn, width, y, tall, longest) {
+  const whole = work(turn);
+  // The square root keeps short turns legible beside long ones; shares inside a bar stay true.
+  const wide = Math.max(Math.sqrt(whole / longest) * width, 3);
+  let left = 0;
+  for (const phase of ORDER) {
+    const value = turn.seconds[phase];
+    if (!value || phase === "client" || phase === "outage") continue;
+    const part = (value / whole) * wide;
+    context.fillStyle = colour(`phase-${phase}`);
+    context.fillRect(left, y, Math.max(part - (part > 4 ? 1 : 0), 0.75), tall);
+    left += part;
+  }
+  if (turn.ttft !== null && whole > 0) {
+    const at = Math.min((turn.ttft / whole) * wide, wide);
+    context.fillStyle = colour("text");
+    context.fillRect(at - 0.75, y - 2, 1.5, tall + 4);
+  }
+}
+
+function accepted(canvas, turn, most) {
+  const width = canvas.clientWidth;
+  canvas.style.setProperty("height", "20px");
+  const context = fit(canvas, width, 20);
+  context.fillStyle = colour("line");
+  context.fillRect(0, 19, width, 1);
+  if (!turn.strip.length) return;
+  context.fillStyle = colour("phase-decode");
+  const wide = Math.min(width / turn.strip.length, 6);
+  turn.strip.forEach((value, i) => {
+    const tall = Math.max((value / most) * 18, 1);
+    context.fillRect(i * wide, 19 - tall, Math.max(wide - (wide > 2.5 ? 0.75 : 0), 0.75), tall);
+  });
+}
+
+/** What is worth a word: how the turn was restored, what it called, and what went wrong. */
+export function badges(turn) {
+  const found = [];
+  if (turn.error) found.push(badge("bad", line(turn.error, 24), "the turn failed"));
+  if (turn.divergences.length) {
+    const [cut] = turn.divergences;
+    found.push(badge("warn", `◆ ${line(cut.reason, 18)}`, `history diverged at token ${cut.position}`));
+  }
+  for (const item of turn.restores.slice(0, 1)) found.push(badge("accent", line(item.tier, 12), "tier the session's state came from"));
+  if (turn.cached_tokens !== null && turn.prompt_tokens) {
+    const share = turn.cached_tokens / turn.prompt_tokens;
+    found.push(badge(share >= 0.8 ? "good" : share > 0 ? "" : "warn", `${Math.floor(100 * share)} % cached`, "share of the prompt that needed no prefill"));
+  }
+  const names = new Map();
+  for (const call of turn.tools) names.set(call.name, (names.get(call.name) ?? 0) + 1);
+  for (const [name, n] of [...names].slice(0, 2)) found.push(badge("", n > 1 ? `${line(name, 16)} ×${n}` : line(name, 18), "tool"));
+  if (turn.tools.some(failed)) found.push(badge("bad", "tool failed", "a tool ended with an error or a non-zero exit"));
+  const sandbox = turn.tools.find((call) => call.sandbox)?.sandbox;
+  if (sandbox) found.push(badge("", `▢ ${line(sandbox, 12)}`, "sandbox level of the tools"));
+  return found;
+}
+
+function badge(kind, text, title) {
+  return h("span", { className: `badge ${kind}`, title }, text);
+}
+
+/** A turn in a sentence, for those who cannot see the bars. */
+export function words(turn) {
+  const whole = work(turn);
+  const parts = Object.entries(turn.seconds)
+    .filter(([phase]) => phase !== "client" && phase !== "outage")
+    .sort((a, b) => b[1] - a[1])
+    .slice(0, 3)
+    .map(([phase, value]) => `${phase} ${percent(whole > 0 ? value / whole : 0)}`);
+  const calls = turn.tools.length ? `, ${plural(turn.tools.length, "tool call")}` : "";
+  const state = turn.error ? ", failed" : turn.finished ? "" : ", running";
+  return `Turn ${turn.turn}, ${seconds(whole)}: ${parts.join(", ")}${calls}${state}`;
+}
