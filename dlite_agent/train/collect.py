@@ -57,7 +57,7 @@ class _Slot:
         request = self.request
         return Conversation(
             labels=Labels(request.id, request.source, request.kind, request.temperature),
-            prompt=self.prompt,
+            spans=((self.prompt, length),),
             ids=torch.tensor(self.ids[:length]),
             taps=torch.cat(self.taps)[:length],
             top_ids=torch.cat(self.top_ids)[:length],

@@ -71,23 +71,18 @@ def draft_logits(drafter: Drafter, batch: Batch, embedding: Tensor) -> Tensor:
 def replay(drafter: Drafter, shards: Sequence[Shard], embedding: Tensor, *, rows: int = 64) -> dict[str, Acceptance]:
     """Acceptance over the greedy answers of a cache, by kind of prompt, and "all"; `rows` answers at a time.
 
+    Answers with fewer tokens before them than the drafter needs are left out.
+
     Raises:
         InvalidRequest: the cache holds no greedy answer.
     """
-    config = drafter.config
-    width = config.proposal_length
-    examples = Examples(
-        shards,
-        proposals=width,
-        group=config.anchor_group_size,
-        vocab_size=config.vocab_size,
-        vocab=drafter.draft_vocab_ids,
-    )
+    width = drafter.config.proposal_length
+    examples = Examples(shards, drafter)
     walks = [
-        (number, int(shard.starts[i] + shard.prompts[i]), int(shard.starts[i + 1]), labels.kind)
+        (number, int(shard.starts[i]) + start, int(shard.starts[i]) + end, shard.conversations[i].kind)
         for number, shard in enumerate(shards)
-        for i, labels in enumerate(shard.conversations)
-        if labels.temperature == 0
+        for i, start, end in shard.spans.tolist()
+        if shard.conversations[i].temperature == 0 and start >= examples.before
     ]
     if not walks:
         raise InvalidRequest("the cache holds no greedy answers to evaluate on", param="held_out")
@@ -100,6 +95,7 @@ def replay(drafter: Drafter, shards: Sequence[Shard], embedding: Tensor, *, rows
             continue
         columns = zip(*[walk[:3] for walk in active], strict=True)
         batch = examples.gather(Anchors(*(np.array(column, dtype=np.int64) for column in columns)))
+        batch = batch.to(embedding.device)
         hits = accepted(draft_logits(drafter, batch, embedding).argmax(-1), batch.labels)
         moved = []
         for (number, row, end, kind), hit in zip(active, hits.tolist(), strict=True):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dlite_agent.model.drafter import Drafter
+from dlite_agent.train.anchors import tap_columns
 from dlite_agent.train.store import Shard
 
 SAMPLE = 60_000
@@ -34,11 +35,12 @@ class Statistics:
     ids: Tensor
 
 
-def statistics(shards: Sequence[Shard]) -> Statistics:
-    """Read about SAMPLE tokens of the caches, whole shards in order."""
+def statistics(shards: Sequence[Shard], layers: Sequence[int]) -> Statistics:
+    """Read about SAMPLE tokens of the caches, whole shards in order; the last of `layers` is the final states."""
     taps, ids, read = [], [], 0
+    columns = tap_columns(shards[0], layers)
     for shard in shards:
-        taps.append(torch.from_numpy(shard.taps[:].copy()).view(torch.bfloat16))
+        taps.append(torch.from_numpy(shard.taps[:, columns].copy()).view(torch.bfloat16))
         ids.append(torch.from_numpy(shard.ids[:].astype("int64")))
         read += len(shard)
         if read >= SAMPLE:

@@ -1,4 +1,4 @@
-"""The trainer: direct distillation of a drafter from cached target states. Resumable to the same final weights.
+"""The trainer: one loop for every route, on cached target states. Resumable to the same final weights.
 
 Anchors come from all over the cache in every step, which beats many anchors of a few sequences by far.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -17,24 +16,27 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from dlite_agent.errors import CheckpointError, InvalidRequest, ModelError
+from dlite_agent.errors import InvalidRequest, ModelError
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.drafter_config import DrafterConfig
 from dlite_agent.model.spec import ModelSpec
 from dlite_agent.model.weights import FolderWeights, fingerprint, resolve
-from dlite_agent.train.anchors import Batch, Examples
+from dlite_agent.train.anchors import Anchors, Batch, Examples, tap_columns
+from dlite_agent.train.checkpoint import METRICS, cut_metrics, read_checkpoint, write_checkpoint
 from dlite_agent.train.evaluate import replay
-from dlite_agent.train.losses import Labels, accepted, position_weights, top_losses, weighted_mean
+from dlite_agent.train.losses import accepted, position_weights, top_losses, weighted_mean
+from dlite_agent.train.objective import Objective, stage
+from dlite_agent.train.parallel import Processes
 from dlite_agent.train.settings import Settings
 from dlite_agent.train.start import draft_vocabulary, initialise, statistics
 from dlite_agent.train.store import Shard, check_disjoint, open_shards
+from dlite_agent.train.teacher import Teacher
 
 DETAIL_STEPS = 25
 """Every so many steps a batch is also measured exactly, before the step learns from it."""
-WHOLE_STEPS = 5
-"""With short blocks, every so many steps are on whole ones."""
+HELD_OUT_ANCHORS = 512
+"""Held-out anchors that are measured like a training batch, so that the two curves compare."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -67,25 +69,27 @@ def learning_rate(settings: Settings, step: int) -> float:
     return optimizer.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
-def _with_block(drafter: Drafter, block: int) -> Drafter:
-    """The same drafter, parameter objects and all, that proposes `block` - 1 tokens."""
-    short = Drafter(replace(drafter.config, block_size=block))
-    short.load_state_dict(drafter.state_dict(keep_vars=True), assign=True)
-    return short
-
-
 class Trainer:
     """One run in one folder: `checkpoint.pt`, `metrics.jsonl`, and the drafter itself in `drafter/`.
 
     A folder that holds a checkpoint is continued, with the shards it had (and those it takes up at `refresh_steps`).
 
+    Args:
+        processes: of a run that torchrun started; this process alone by default.
+
     Raises:
         InvalidRequest: settings and data do not fit, or training and held-out data share a source.
-        CheckpointError: the folder's checkpoint belongs to other settings.
+        CheckpointError: the folder's checkpoint belongs to other settings, or `two_stage.teacher` is none.
     """
 
     def __init__(
-        self, settings: Settings, run: Path, tables: TargetTables, *, special_ids: tuple[int, ...] = ()
+        self,
+        settings: Settings,
+        run: Path,
+        tables: TargetTables,
+        *,
+        special_ids: tuple[int, ...] = (),
+        processes: Processes | None = None,
     ) -> None:
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -93,14 +97,21 @@ class Trainer:
         self.run_dir = run
         self.tables = tables
         self.special_ids = special_ids
+        self.processes = processes or Processes(torch.device("cpu"))
         self.step = 0
         self.rng = torch.Generator().manual_seed(settings.seed)
         run.mkdir(parents=True, exist_ok=True)
-        saved = self._read_checkpoint()
+        saved = read_checkpoint(run, settings)
         self.shards = open_shards(Path(settings.cache), names=saved["shards"] if saved else None)
         self.held_out = open_shards(Path(settings.held_out)) if settings.held_out else []
         self._check_data()
-        self.drafter = self._drafter(saved)
+        device = self.processes.device
+        self.embedding = tables.embedding.to(device)
+        self.teacher = self._teacher()
+        self.drafter = self._drafter(saved).to(device)
+        self.processes.copy_first([parameter.data for parameter in self.drafter.parameters()])
+        if not settings.shape.head:
+            self._silence_recurrence()
         self.optimizer = torch.optim.AdamW(
             self._groups(),
             lr=settings.optimizer.lr,
@@ -112,16 +123,20 @@ class Trainer:
             self.optimizer.load_state_dict(saved["optimizer"])
             self.rng.set_state(saved["rng"])
             self.step = saved["step"]
-        self._short = _with_block(self.drafter, settings.short_block) if settings.short_block else self.drafter
+        if self.processes.first:
+            cut_metrics(run, self.step)
+        self.objective = Objective(settings, self.drafter, self.embedding, self.teacher)
         self._use(self.shards)
 
     def _check_data(self) -> None:
         header, spec = self.shards[0].header, self.tables.spec
         if header.target != self.tables.fingerprint or header.vocab_size != spec.vocab_size:
             raise InvalidRequest("the cache was made with another target than this one: build it anew", param="cache")
+        if self.held_out and self.held_out[0].header != header:
+            raise InvalidRequest("cache and held_out were made with different targets or taps", param="held_out")
         check_disjoint(self.shards, self.held_out)
 
-    def _drafter(self, saved: dict[str, Any] | None) -> Drafter:
+    def _config(self) -> DrafterConfig:
         settings, shape = self.settings, self.settings.shape
         config = DrafterConfig.for_target(
             self.tables.spec,
@@ -133,12 +148,20 @@ class Trainer:
             block_size=shape.block_size,
             draft_vocab_size=shape.draft_vocab or None,
         )
-        drafter = self._checked(Drafter(config))
+        tap_columns(self.shards[0], config.target_layer_ids)
+        if not 0 <= config.mask_token_id < self.tables.spec.vocab_size:
+            raise InvalidRequest("mask_token_id must be an id of the target's vocabulary", param="mask_token_id")
+        return config
+
+    def _drafter(self, saved: dict[str, Any] | None) -> Drafter:
+        settings, config = self.settings, self._config()
+        kind = Teacher if settings.route == "teacher" else Drafter
+        drafter = Teacher(config, settings.history.window) if kind is Teacher else Drafter(config)
         if saved:
             drafter.load_state_dict(saved["drafter"])
             return drafter
         if settings.init:
-            drafter = Drafter.load(Path(settings.init))
+            drafter = kind.load(Path(settings.init))
             if drafter.config != config:
                 raise InvalidRequest(
                     f"{settings.init} has another shape, target or mask_token_id than these settings", param="init"
@@ -148,9 +171,33 @@ class Trainer:
             drafter.draft_vocab_ids = draft_vocabulary(
                 self.shards, self._text_counts(), config.draft_vocab_size, self.special_ids
             )
-        stats = statistics(self.shards)
+        stats = statistics(self.shards, config.target_layer_ids)
         initialise(drafter, stats, self.tables.embedding, self.tables.head, seed=settings.seed)
+        if self.teacher is not None:
+            drafter.draft_vocab_ids = self.teacher.draft_vocab_ids
+            drafter.sequential_head.load_state_dict(self.teacher.sequential_head.state_dict())
         return drafter
+
+    def _teacher(self) -> Teacher | None:
+        if self.settings.route != "two-stage":
+            return None
+        teacher = Teacher.load(Path(self.settings.two_stage.teacher))
+        teacher.requires_grad_(False)
+        if replace(teacher.config, depth=self.settings.shape.depth) != self._config():
+            raise InvalidRequest(
+                "the teacher has another target or shape than these settings; only depth may differ",
+                param="two_stage.teacher",
+            )
+        return teacher.to(self.processes.device)
+
+    def _silence_recurrence(self) -> None:
+        """Cut the head's recurrence off its output, for good: these weights stay zero."""
+        weight, rank = self.drafter.sequential_head.state_hidden_mlp.weight, self.drafter.config.rank
+        keep = torch.ones_like(weight)
+        keep[:, :rank] = 0
+        with torch.no_grad():
+            weight.mul_(keep)
+        weight.register_hook(lambda grad: grad * keep)  # type: ignore[no-untyped-call]
 
     def _groups(self) -> list[dict[str, Any]]:
         """Parameters with the share of the learning rate that each takes."""
@@ -171,32 +218,17 @@ class Trainer:
             raise InvalidRequest(f"{path} has shape {list(counts.shape)}, not [{size}]", param="text_counts")
         return counts
 
-    def _checked(self, drafter: Drafter) -> Drafter:
-        layers = drafter.config.target_layer_ids
-        if layers != self.shards[0].header.tap_layers:
-            raise InvalidRequest(
-                f"the cache taps layers {list(self.shards[0].header.tap_layers)}, the drafter wants {list(layers)}",
-                param="shape.taps",
-            )
-        if not 0 <= drafter.config.mask_token_id < self.tables.spec.vocab_size:
-            raise InvalidRequest("mask_token_id must be an id of the target's vocabulary", param="mask_token_id")
-        return drafter
-
     def _use(self, shards: list[Shard]) -> None:
-        config = self.drafter.config
         self.shards = shards
-        self.examples = Examples(
-            shards,
-            proposals=config.proposal_length,
-            group=config.anchor_group_size,
-            vocab_size=config.vocab_size,
-            vocab=self.drafter.draft_vocab_ids,
-        )
+        self.examples = Examples(shards, self.drafter)
+        self._teacher_examples = Examples(shards, self.teacher) if self.teacher else self.examples
 
     def _refresh(self) -> None:
         """Take up shards that have been appended to the cache since the run began."""
-        shards = open_shards(Path(self.settings.cache))
-        if len(shards) > len(self.shards):
+        cache = Path(self.settings.cache)
+        names = self.processes.ask_first([shard.name for shard in open_shards(cache)])
+        if len(names) > len(self.shards):
+            shards = open_shards(cache, names=names)
             check_disjoint(shards, self.held_out)
             self._use(shards)
 
@@ -204,101 +236,102 @@ class Trainer:
         """Run to `steps` (or to `stop_at`, as if killed there after a checkpoint) and write the drafter.
 
         Raises:
-            ModelError: the loss is not finite; the last checkpoint stays.
+            ModelError: the loss is not finite, or the disk is full; the last checkpoint stays.
         """
-        settings = self.settings
+        settings, first = self.settings, self.processes.first
         end = min(settings.steps, stop_at or settings.steps)
         saved_at = time.monotonic()
-        with (self.run_dir / "metrics.jsonl").open("a") as log:
+        self._told_at, self._told_step = saved_at, self.step
 
-            def tell(row: dict[str, Any]) -> None:
+        def tell(row: dict[str, Any]) -> None:
+            with (self.run_dir / METRICS).open("a") as log:
                 log.write(json.dumps(row) + "\n")
-                log.flush()
-                if report:
-                    report(row)
+            if report:
+                report(row)
 
-            while self.step < end:
-                if settings.refresh_steps and self.step and self.step % settings.refresh_steps == 0:
-                    self._refresh()
-                self._one_step(tell)
-                if settings.evaluate_steps and self.step % settings.evaluate_steps == 0 and self.held_out:
-                    tell(self.evaluate())
-                if time.monotonic() - saved_at > 60 * settings.checkpoint_minutes:
-                    self.save()
-                    saved_at = time.monotonic()
-        self.save()
+        while self.step < end:
+            if settings.refresh_steps and self.step and self.step % settings.refresh_steps == 0:
+                self._refresh()
+            self._one_step(tell)
+            if first and settings.evaluate_steps and self.step % settings.evaluate_steps == 0 and self.held_out:
+                tell(self.evaluate())
+            if first and time.monotonic() - saved_at >= 60 * settings.checkpoint_minutes:
+                self.save()
+                saved_at = time.monotonic()
+        if first:
+            self.save()
         return self.drafter
 
     def _one_step(self, tell: Report) -> None:
-        settings, started = self.settings, time.monotonic()
+        settings, processes = self.settings, self.processes
         rate = learning_rate(settings, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["share"]
-        batch = self.examples.draw(settings.batch, generated_share=settings.generated_share, rng=self.rng)
-        detailed = self.step % DETAIL_STEPS == 0
-        figures = self._figures(batch) if detailed else {}
-        loss = self._loss(batch)
-        if not math.isfinite(loss.item()):
+        at = stage(settings, self.step)
+        self.drafter.sequential_head.requires_grad_(at.head)
+        examples = self._teacher_examples if at.teacher else self.examples
+        anchors = examples.pick(settings.batch, generated_share=settings.generated_share, rng=self.rng)
+        proposals = self.objective.block(self.step) - 1
+        sample = self.objective.sample(torch.from_numpy(anchors.valid(proposals)), self.rng)
+        self.optimizer.zero_grad(set_to_none=True)
+        total, figures = torch.zeros((), device=processes.device), None
+        parts = np.array_split(np.arange(settings.batch), processes.world * settings.accumulate)
+        for mine in parts[processes.rank * settings.accumulate :][: settings.accumulate]:
+            if not len(mine):
+                continue
+            batch, history = self._gather(examples, anchors.take(mine), bool(at.teacher))
+            if figures is None and processes.first and self.step % DETAIL_STEPS == 0:
+                figures = self._figures(batch)
+            loss = self.objective.loss(batch, history, sample.part(mine[0], mine[-1] + 1), at)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        learning = [p for p in self.drafter.parameters() if p.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in learning]
+        processes.sum([total, *grads])
+        if not math.isfinite(total.item()):
             raise ModelError(
-                f"the loss is {loss.item()} at step {self.step}: lower optimizer.lr; the last checkpoint stays",
+                f"the loss is {total.item()} at step {self.step}: lower optimizer.lr; the last checkpoint stays",
                 param="optimizer.lr",
             )
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), settings.optimizer.clip)
+        norm = torch.nn.utils.clip_grad_norm_(learning, settings.optimizer.clip)
         self.optimizer.step()
         self.step += 1
-        if detailed:
-            seconds = time.monotonic() - started
-            tell(
-                {
-                    "step": self.step,
-                    "loss": round(loss.item(), 4),
-                    **figures,
-                    "lr": rate,
-                    "grad_norm": round(norm.item(), 3),
-                    "anchors_per_s": round(settings.batch / seconds, 1),
-                    "eta_s": round((settings.steps - self.step) * seconds),
-                    "cache_tokens": sum(len(shard) for shard in self.shards),
-                }
-            )
+        if figures is not None:
+            tell({"step": self.step, "loss": round(total.item(), 4), **figures, **self._pace(rate, norm.item())})
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """An unbiased estimate of the weighted loss: position k takes part with probability exp(-k / gamma).
+    def _gather(self, examples: Examples, anchors: Anchors, teaching: bool) -> tuple[Batch, Batch | None]:
+        """The drafter's batch and, where a teacher takes part, the teacher's."""
+        batch = examples.gather(anchors).to(self.processes.device)
+        if not teaching:
+            return batch, None
+        taps = len(self.drafter.config.target_layer_ids)
+        return replace(batch, features=batch.features[:, :taps]), batch
 
-        It spares half of the products with the head's vocabulary, the dearest part of a step.
-        """
-        drafter = self.drafter if self.step % WHOLE_STEPS == 0 else self._short
-        batch = batch.first(drafter.config.proposal_length)
-        labels = batch.labels
-        mixed = self._before_output(drafter, batch)
-        mass = self._weights(drafter).repeat(len(batch.tokens)) * labels.valid
-        taken = torch.nonzero(torch.rand(mass.shape, generator=self.rng) < mass).squeeze(1)
-        logits = mixed.flatten(0, 1)[taken] @ self.drafter.sequential_head.output_proj.weight.T
-        losses = top_losses(logits, Labels(labels.rows[taken], labels.p[taken], labels.valid[taken]))
-        weights = self.settings.loss
-        return (weights.ce * losses.ce + weights.l1 * losses.l1).sum() / mass.sum()
-
-    def _weights(self, drafter: Drafter) -> Tensor:
-        return position_weights(drafter.config.proposal_length, self.settings.loss.gamma)
-
-    def _before_output(self, drafter: Drafter, batch: Batch) -> Tensor:
-        """The head's mixed states [N, K, r], which its output product turns into logits."""
-        identity = {"sequential_head.output_proj.weight": torch.eye(drafter.config.rank)}
-        inputs = (batch.features, batch.tokens, self.tables.embedding, batch.following)
-        mixed: Tensor = functional_call(drafter, identity, inputs)
-        return mixed
+    def _pace(self, rate: float, norm: float) -> dict[str, Any]:
+        """Rates since the last row, and the time left by them."""
+        now = time.monotonic()
+        seconds = max(now - self._told_at, 1e-9) / (self.step - self._told_step)
+        self._told_at, self._told_step = now, self.step
+        anchors = self.settings.batch / seconds
+        return {
+            "lr": rate,
+            "grad_norm": round(norm, 3),
+            "anchors_per_s": round(anchors, 1),
+            "tokens_per_s": round(anchors * self.drafter.config.proposal_length, 1),
+            "eta_s": round((self.settings.steps - self.step) * seconds),
+            "cache_tokens": sum(len(shard) for shard in self.shards),
+        }
 
     @torch.no_grad()
     def _figures(self, batch: Batch) -> dict[str, Any]:
         """Exact losses, total variation a position, and mean advance by teacher forcing, of a batch."""
-        logits = self.drafter(batch.features, batch.tokens, self.tables.embedding, batch.following)
+        logits = self.drafter(batch.features, batch.tokens, self.embedding, batch.following)
         shape = logits.shape[:2]
         prefix = accepted(logits.argmax(-1), batch.labels).float().mean() + 1
         losses = top_losses(logits.flatten(0, 1), batch.labels)
         ce, l1, valid = (values.view(shape) for values in (losses.ce, losses.l1, batch.labels.valid))
-        weights = self._weights(self.drafter)
-        tv = (l1.sum(0) / valid.sum(0) / 2).tolist()
+        weights = position_weights(shape[1], self.settings.loss.gamma).to(ce.device)
+        tv = (l1.sum(0) / valid.sum(0).clamp(min=1) / 2).tolist()
         return {
             "prefix": round(prefix.item(), 4),
             "ce": round(weighted_mean(ce, valid, weights).item(), 4),
@@ -307,17 +340,22 @@ class Trainer:
         }
 
     def evaluate(self) -> dict[str, Any]:
-        """Acceptance on the held-out cache (see `evaluate.replay`)."""
-        found = replay(self.drafter, self.held_out, self.tables.embedding)
+        """The held-out cache: acceptance (see `evaluate.replay`), and the figures of a training batch."""
+        found = replay(self.drafter, self.held_out, self.embedding)
+        examples = Examples(self.held_out, self.drafter)
+        share = self.settings.generated_share
+        anchors = examples.pick(HELD_OUT_ANCHORS, generated_share=share, rng=torch.Generator().manual_seed(0))
+        figures = self._figures(examples.gather(anchors).to(self.processes.device))
         return {
             "step": self.step,
             "held_out_tau": round(found["all"].tau, 4),
             "held_out_rates": found["all"].rates(),
             "held_out_kinds": {kind: round(a.tau, 3) for kind, a in sorted(found.items())},
+            **{f"held_out_{name}": value for name, value in figures.items()},
         }
 
     def save(self) -> None:
-        """Write the checkpoint by one rename, then the drafter with its card."""
+        """Write the checkpoint and the drafter with its card."""
         state = {
             "settings": asdict(self.settings),
             "shards": [shard.name for shard in self.shards],
@@ -326,18 +364,7 @@ class Trainer:
             "rng": self.rng.get_state(),
             "step": self.step,
         }
-        path = self.run_dir / "checkpoint.pt"
-        partial = path.with_suffix(".partial")
-        try:
-            with partial.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
-            raise ModelError(f"cannot write {path}: {error}; the previous checkpoint stays", param="run") from error
-        self.drafter.save(self.run_dir / "drafter", self.card())
+        write_checkpoint(self.run_dir, state, self.drafter, self.card())
 
     def card(self) -> dict[str, Any]:
         """What the weights were made from."""
@@ -345,6 +372,7 @@ class Trainer:
         return {
             "target": settings.target,
             "target_fingerprint": self.tables.fingerprint,
+            "route": settings.route,
             "steps": self.step,
             "anchors": self.step * settings.batch,
             "cache_tokens": sum(len(shard) for shard in self.shards),
@@ -356,20 +384,3 @@ class Trainer:
             "generated_share": settings.generated_share,
             "short_block": settings.short_block,
         }
-
-    def _read_checkpoint(self) -> dict[str, Any] | None:
-        path = self.run_dir / "checkpoint.pt"
-        if not path.is_file():
-            return None
-        try:
-            saved: dict[str, Any] = torch.load(path, weights_only=True)
-        except Exception as error:  # torch raises half a dozen kinds for a damaged file
-            raise CheckpointError(f"{path} cannot be read: {error}; delete it to start over", param="run") from error
-        free = ("threads", "evaluate_steps", "checkpoint_minutes", "refresh_steps")
-        ours = {key: value for key, value in asdict(self.settings).items() if key not in free}
-        theirs = {key: value for key, value in saved["settings"].items() if key not in free}
-        if changed := [key for key in ours if ours[key] != theirs.get(key)]:
-            raise CheckpointError(
-                f"{path} was made with other settings ({', '.join(changed)}): use another run folder", param=changed[0]
-            )
-        return saved

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from dlite_agent.model.drafter_config import target_layer_ids
+from dlite_agent.model.drafter import Drafter
+from dlite_agent.model.drafter_config import DrafterConfig, target_layer_ids
 from dlite_agent.model.linear import Precision
 from dlite_agent.model.spec import ModelSpec
 from dlite_agent.model.target import Target
 from dlite_agent.train.collect import Collector, build_cache
 from dlite_agent.train.data import Request
+from dlite_agent.train.settings import Optimizer, Settings, Shape
+from dlite_agent.train.teacher import Teacher
 from dlite_agent.train.trainer import TargetTables
 
 CONFIG = {
@@ -121,3 +125,44 @@ def held_out_cache(target: Target, tmp_path_factory: pytest.TempPathFactory) -> 
     cache = tmp_path_factory.mktemp("held_out")
     build_cache(collector(target), requests(6, name="held", temperature=0.0), cache)
     return cache
+
+
+def _config(spec: ModelSpec, group: int, taps: int, vocab: int | None = None) -> DrafterConfig:
+    return DrafterConfig.for_target(
+        spec,
+        mask_token_id=1,
+        depth=1,
+        taps=taps,
+        rank=8,
+        anchor_group_size=group,
+        block_size=5,
+        draft_vocab_size=vocab,
+    )
+
+
+def drafter(spec: ModelSpec, *, group: int = 1, taps: int = 3, vocab: torch.Tensor | None = None) -> Drafter:
+    """An untrained drafter with K = 4."""
+    made = Drafter(_config(spec, group, taps, None if vocab is None else len(vocab)))
+    made.draft_vocab_ids = vocab
+    return made
+
+
+def teacher(spec: ModelSpec, *, window: int) -> Teacher:
+    """An untrained teacher with K = 4."""
+    return Teacher(_config(spec, 1, 3), window)
+
+
+def run_settings(train: Path, held_out: Path | None = None, **changes: object) -> Settings:
+    """A short run on a tiny cache."""
+    base = Settings(
+        target="tiny",
+        cache=str(train),
+        held_out=str(held_out) if held_out else "",
+        mask_token_id=1,
+        steps=12,
+        batch=16,
+        evaluate_steps=6,
+        shape=Shape(depth=1, taps=3, rank=8, anchor_group_size=1, block_size=5, draft_vocab=64),
+        optimizer=Optimizer(lr=3e-3, warmup=3),
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from dlite_agent.decode.kv import KVPool
 from dlite_agent.errors import InvalidRequest
+from dlite_agent.model.spec import ModelSpec
 from dlite_agent.model.target import Rows, Target
 from dlite_agent.train.anchors import Anchors, Examples, legal_anchors
 from dlite_agent.train.collect import LONGEST_LOOP, build_cache, loop_cut
 from dlite_agent.train.store import Shard, check_disjoint, open_shards, write_shard
-from tests.train.conftest import TAPS, collector, encode, requests
+from dlite_agent.train.teacher import history_layer_ids
+from tests.train.conftest import TAPS, collector, drafter, encode, requests, teacher
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,7 +101,7 @@ def test_torn_shards_are_invisible_and_damaged_ones_refused(train_cache: Path, t
     for i, conversation in enumerate(conversations):
         again = copy.conversation(i)
         assert again.labels == conversation.labels
-        assert again.prompt == conversation.prompt
+        assert again.spans == conversation.spans
         for name in ("ids", "taps", "top_ids", "top_p"):
             assert torch.equal(getattr(again, name), getattr(conversation, name))
     write_shard(tmp_path / "00-00001", replace(shard.header, target="another"), conversations)
@@ -125,11 +127,11 @@ def test_shared_sources_are_found(train_cache: Path, held_out_cache: Path) -> No
 
 
 @pytest.mark.parametrize("group", [1, 3])
-def test_anchors_are_legal_and_batches_hold_what_the_shard_says(train_cache: Path, group: int) -> None:
+def test_anchors_are_legal_and_batches_hold_what_the_shard_says(train_cache: Path, spec: ModelSpec, group: int) -> None:
     shards = open_shards(train_cache)
     vocab = torch.arange(0, 96, 2)
-    examples = Examples(shards, proposals=4, group=group, vocab_size=96, vocab=vocab)
-    everything = Anchors.join(legal_anchors(shards, group))
+    examples = Examples(shards, drafter(spec, group=group, vocab=vocab))
+    everything = Anchors.join(legal_anchors(shards, examples.before))
     tokens = sum(len(shard) for shard in shards)
     conversations = sum(len(shard.conversations) for shard in shards)
     assert len(everything) == tokens - conversations * max(1, group - 1)
@@ -156,15 +158,69 @@ def test_anchors_are_legal_and_batches_hold_what_the_shard_says(train_cache: Pat
                     assert batch.following[n, k - 1] == conversation.ids[at + k]
 
 
-def test_draws_take_the_asked_share_of_each_side(train_cache: Path) -> None:
+def test_draws_take_the_asked_share_of_each_side(train_cache: Path, spec: ModelSpec) -> None:
     shards = open_shards(train_cache)
-    examples = Examples(shards, proposals=4, group=1, vocab_size=96, vocab=None)
-    everywhere = examples.draw(40, generated_share=0.75, rng=torch.Generator().manual_seed(1))
-    assert everywhere.features.shape[0] == 40
-    again = examples.draw(40, generated_share=0.75, rng=torch.Generator().manual_seed(1))
-    assert torch.equal(everywhere.features, again.features)
-    empty = Examples(shards, proposals=4, group=1, vocab_size=96, vocab=None)
+    examples = Examples(shards, drafter(spec))
+    everywhere = examples.pick(40, generated_share=0.75, rng=torch.Generator().manual_seed(1))
+    assert len(everywhere) == 40
+    again = examples.pick(40, generated_share=0.75, rng=torch.Generator().manual_seed(1))
+    assert (everywhere.row == again.row).all()
+    empty = Examples(shards, drafter(spec))
     empty.generated = empty.generated.take(np.array([], dtype=np.int64))
-    with pytest.raises(InvalidRequest, match="no generated tokens"):
-        empty.draw(8, generated_share=0.5, rng=torch.Generator())
-    assert empty.draw(8, generated_share=0.0, rng=torch.Generator()).features.shape[0] == 8
+    with pytest.raises(InvalidRequest, match="no generated tokens with 1 before them"):
+        empty.pick(8, generated_share=0.5, rng=torch.Generator())
+    assert len(empty.pick(8, generated_share=0.0, rng=torch.Generator())) == 8
+
+
+def test_a_teacher_reads_the_history_before_the_boundary_oldest_first(train_cache: Path, spec: ModelSpec) -> None:
+    shards = open_shards(train_cache)
+    reader = teacher(spec, window=5)
+    examples = Examples(shards, reader)
+    columns = [TAPS.index(layer) for layer in history_layer_ids(reader.config)]
+    batch = examples.gather(examples.generated)
+    assert batch.features.shape[1] == len(TAPS) + 4 * 3
+    for n in range(0, len(examples.generated), 7):
+        shard, row = shards[examples.generated.shard[n]], int(examples.generated.row[n])
+        taps = torch.from_numpy(shard.taps[row - 5 : row].copy()).view(torch.bfloat16).float()
+        assert torch.equal(batch.features[n, : len(TAPS)], taps[-1])
+        assert torch.equal(batch.features[n, len(TAPS) :].view(4, 3, -1), taps[:4][:, columns])
+
+
+def test_anchors_of_a_conversation_with_tool_outputs_end_with_their_answer(
+    train_cache: Path, spec: ModelSpec, tmp_path: Path
+) -> None:
+    shard = open_shards(train_cache)[0]
+    conversation = replace(shard.conversation(0), spans=((6, 9), (14, 20)))
+    write_shard(tmp_path / "00-00000", shard.header, [shard.conversation(1), conversation])
+    (mixed,) = open_shards(tmp_path)
+    origin, limit = int(mixed.starts[1]), int(mixed.starts[2])
+    assert limit - origin > 20
+    assert mixed.conversation(1).spans == ((6, 9), (14, 20))
+    generated, context = legal_anchors([mixed], 1)
+    ours = generated.take(np.flatnonzero(generated.row >= origin))
+    assert (ours.row - origin).tolist() == [6, 7, 8, *range(14, 20)]
+    assert (ours.end - origin).tolist() == [9] * 3 + [20] * 6
+    theirs = context.take(np.flatnonzero(context.row >= origin))
+    assert (theirs.row - origin).tolist() == [*range(1, 6), *range(9, 14), *range(20, limit - origin)]
+    assert (theirs.end == limit).all()
+    assert mixed.generated == 9 + shard.conversation(1).spans[0][1] - shard.conversation(1).prompt
+
+
+def test_shards_of_the_first_builders_are_read(train_cache: Path, tmp_path: Path) -> None:
+    shard = open_shards(train_cache)[0]
+    write_shard(tmp_path / "00-00000", shard.header, [shard.conversation(i) for i in range(3)])
+    (tmp_path / "00-00000" / "spans.npy").unlink()
+    np.save(tmp_path / "00-00000" / "prompts.npy", np.array([shard.conversation(i).prompt for i in range(3)]))
+    (old,) = open_shards(tmp_path)
+    assert [old.conversation(i).spans for i in range(3)] == [shard.conversation(i).spans for i in range(3)]
+
+
+def test_fewer_taps_are_read_from_a_cache_that_has_them_and_others_refused(train_cache: Path, spec: ModelSpec) -> None:
+    shards = open_shards(train_cache)
+    few = Examples(shards, drafter(spec, taps=2))
+    batch = few.gather(few.generated.take(np.arange(5)))
+    whole = Examples(shards, drafter(spec)).gather(few.generated.take(np.arange(5)))
+    assert torch.equal(batch.features, whole.features[:, [0, -1]])
+    with pytest.raises(InvalidRequest, match="wants layer 2 too") as refusal:
+        Examples(shards, drafter(spec, taps=4))
+    assert refusal.value.param == "shape.taps"

@@ -44,7 +44,7 @@ def test_replayed_rounds_are_those_of_real_greedy_decoding(
     advances: Counter[int] = Counter()
     pool = KVPool(target.spec, dtype=torch.float32, device=target.device, budget_bytes=1 << 22, max_positions=256)
     for shard in shards:
-        for i in range(len(shard.prompts)):
+        for i in range(len(shard.conversations)):
             conversation = shard.conversation(i)
             ids, at, end = conversation.ids, conversation.prompt, len(conversation.ids)
             kv = pool.sequence()

@@ -16,24 +16,9 @@ from dlite_agent.model.target import Target
 from dlite_agent.train.collect import build_cache
 from dlite_agent.train.settings import Optimizer, Settings, Shape, read_settings
 from dlite_agent.train.trainer import TargetTables, Trainer, learning_rate
-from tests.train.conftest import collector, requests
+from tests.train.conftest import collector, requests, run_settings
 
-SHAPE = Shape(depth=1, taps=3, rank=8, anchor_group_size=1, block_size=5, draft_vocab=64)
-
-
-def _settings(train: Path, held_out: Path | None = None, **changes: object) -> Settings:
-    base = Settings(
-        target="tiny",
-        cache=str(train),
-        held_out=str(held_out) if held_out else "",
-        mask_token_id=1,
-        steps=12,
-        batch=16,
-        evaluate_steps=6,
-        shape=SHAPE,
-        optimizer=Optimizer(lr=3e-3, warmup=3),
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
+SHAPE = run_settings(Path()).shape
 
 
 def _weights(drafter: Drafter) -> dict[str, torch.Tensor]:
@@ -44,7 +29,7 @@ def _weights(drafter: Drafter) -> dict[str, torch.Tensor]:
 def test_a_run_killed_and_resumed_ends_with_the_very_same_weights(
     group: int, short: int, train_cache: Path, tables: TargetTables, tmp_path: Path
 ) -> None:
-    settings = _settings(train_cache, shape=replace(SHAPE, anchor_group_size=group), short_block=short)
+    settings = run_settings(train_cache, shape=replace(SHAPE, anchor_group_size=group), short_block=short)
     whole = _weights(Trainer(settings, tmp_path / "whole", tables).train())
     for stop in (4, 5, 11):
         Trainer(settings, tmp_path / "cut", tables).train(stop_at=stop)
@@ -58,7 +43,7 @@ def test_training_lowers_the_loss_and_writes_a_loadable_drafter_with_its_card(
     train_cache: Path, held_out_cache: Path, tables: TargetTables, tmp_path: Path
 ) -> None:
     rates = Optimizer(lr=2e-2, warmup=3, tables=1.0)
-    settings = _settings(train_cache, held_out_cache, steps=126, batch=64, evaluate_steps=60, optimizer=rates)
+    settings = run_settings(train_cache, held_out_cache, steps=126, batch=64, evaluate_steps=60, optimizer=rates)
     rows: list[dict[str, object]] = []
     trainer = Trainer(settings, tmp_path / "run", tables, special_ids=(0, 1, 2))
     trainer.train(rows.append)
@@ -80,27 +65,28 @@ def test_shards_appended_during_a_run_are_taken_up(
 ) -> None:
     cache = tmp_path / "cache"
     build_cache(collector(target), requests(4, name="early"), cache)
-    trainer = Trainer(_settings(cache, refresh_steps=5), tmp_path / "run", tables)
+    trainer = Trainer(run_settings(cache, refresh_steps=5), tmp_path / "run", tables)
     before = sum(len(shard) for shard in trainer.shards)
     trainer.train(stop_at=4)
     build_cache(collector(target), requests(9, name="late"), cache, worker=1)
     trainer.train()
     assert sum(len(shard) for shard in trainer.shards) > before
     assert (
-        Trainer(_settings(cache, refresh_steps=5), tmp_path / "run", tables).shards[-1].name == trainer.shards[-1].name
+        Trainer(run_settings(cache, refresh_steps=5), tmp_path / "run", tables).shards[-1].name
+        == trainer.shards[-1].name
     )
 
 
 def test_overlapping_sources_are_refused(train_cache: Path, tables: TargetTables, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="24 sources are in training and held-out") as refusal:
-        Trainer(_settings(train_cache, train_cache), tmp_path, tables)
+        Trainer(run_settings(train_cache, train_cache), tmp_path, tables)
     assert refusal.value.param == "held_out"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(
     train_cache: Path, tables: TargetTables, tmp_path: Path
 ) -> None:
-    trainer = Trainer(_settings(train_cache), tmp_path, tables)
+    trainer = Trainer(run_settings(train_cache), tmp_path, tables)
     trainer.train(stop_at=3)
     kept = (tmp_path / "checkpoint.pt").read_bytes()
     with torch.no_grad():
@@ -115,38 +101,38 @@ def test_a_cache_of_another_target_and_wrong_taps_are_refused(
     train_cache: Path, tables: TargetTables, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest, match="made with another target"):
-        Trainer(_settings(train_cache), tmp_path, replace(tables, fingerprint="other"))
+        Trainer(run_settings(train_cache), tmp_path, replace(tables, fingerprint="other"))
     with pytest.raises(InvalidRequest, match="the cache taps layers"):
-        Trainer(_settings(train_cache, shape=replace(SHAPE, taps=2)), tmp_path, tables)
+        Trainer(run_settings(train_cache, shape=replace(SHAPE, taps=4)), tmp_path, tables)
     counts = tmp_path / "counts.npy"
     np.save(counts, np.zeros(95))
     with pytest.raises(InvalidRequest, match=r"has shape \[95\], not \[96\]"):
-        Trainer(_settings(train_cache, text_counts=str(counts)), tmp_path, tables)
+        Trainer(run_settings(train_cache, text_counts=str(counts)), tmp_path, tables)
     counts.write_bytes(b"no array")
     with pytest.raises(InvalidRequest, match="not an array of counts"):
-        Trainer(_settings(train_cache, text_counts=str(counts)), tmp_path, tables)
+        Trainer(run_settings(train_cache, text_counts=str(counts)), tmp_path, tables)
     with pytest.raises(InvalidRequest, match="mask_token_id"):
-        Trainer(_settings(train_cache, mask_token_id=96), tmp_path, tables)
+        Trainer(run_settings(train_cache, mask_token_id=96), tmp_path, tables)
 
 
 def test_a_run_folder_is_not_continued_with_other_settings_nor_from_a_damaged_file(
     train_cache: Path, tables: TargetTables, tmp_path: Path
 ) -> None:
-    Trainer(_settings(train_cache), tmp_path, tables).train(stop_at=1)
+    Trainer(run_settings(train_cache), tmp_path, tables).train(stop_at=1)
     with pytest.raises(CheckpointError, match="other settings \\(batch\\)"):
-        Trainer(_settings(train_cache, batch=8), tmp_path, tables)
+        Trainer(run_settings(train_cache, batch=8), tmp_path, tables)
     (tmp_path / "checkpoint.pt").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        Trainer(_settings(train_cache), tmp_path, tables)
+        Trainer(run_settings(train_cache), tmp_path, tables)
 
 
 def test_a_run_can_start_from_a_saved_drafter(train_cache: Path, tables: TargetTables, tmp_path: Path) -> None:
-    first = Trainer(_settings(train_cache), tmp_path / "a", tables)
+    first = Trainer(run_settings(train_cache), tmp_path / "a", tables)
     first.train()
-    second = Trainer(_settings(train_cache, init=str(tmp_path / "a" / "drafter")), tmp_path / "b", tables)
+    second = Trainer(run_settings(train_cache, init=str(tmp_path / "a" / "drafter")), tmp_path / "b", tables)
     ours, theirs = first.drafter.state_dict(), second.drafter.state_dict()
     assert all(torch.equal(ours[name].to(torch.bfloat16), theirs[name].to(torch.bfloat16)) for name in ours)
-    other = _settings(train_cache, init=str(tmp_path / "a" / "drafter"), shape=replace(SHAPE, rank=4))
+    other = run_settings(train_cache, init=str(tmp_path / "a" / "drafter"), shape=replace(SHAPE, rank=4))
     with pytest.raises(InvalidRequest, match="has another shape") as refusal:
         Trainer(other, tmp_path / "c", tables)
     assert refusal.value.param == "init"
@@ -173,6 +159,14 @@ def test_settings_come_from_toml_and_unknown_keys_are_refused(tmp_path: Path) ->
         ('target = "t"\n', "lack a key"),
         ('target = "t"\ncache = "c"\nbatch = 0\n', "batch must be positive"),
         ('target = "t"\ncache = "c"\nshort_block = 8\n', "short_block must be 2..7"),
+        ('target = "t"\ncache = "c"\nroute = "other"\n', "route must be one of direct, teacher, two-stage"),
+        ('target = "t"\ncache = "c"\nroute = "two-stage"\n', "two_stage.teacher must name"),
+        ('target = "t"\ncache = "c"\n[two_stage]\ndistil = 0.8\ntransition = 0.4\n', "two_stage is a share"),
+        ('target = "t"\ncache = "c"\nprecision = "fp8"\n', "precision must be fp32 or bf16"),
+        ('target = "t"\ncache = "c"\nscheduled_sampling = 2\n', "scheduled_sampling is a share"),
+        ('target = "t"\ncache = "c"\n[history]\nwindow = 1\n', "history.window must be at least 2"),
+        ('target = "t"\ncache = "c"\nsteps = true\n', "steps must be of type int"),
+        ('target = "t"\ncache = "c"\n[shape]\nhead = 1\n', "shape.head must be of type bool"),
         ("target = ", "not readable TOML"),
     ):
         file.write_text(text)
