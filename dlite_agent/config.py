@@ -125,16 +125,46 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
+class SessionSettings:
+    """What becomes of sessions between their turns.
+
+    Attributes:
+        host_bytes: host memory that paused sessions may hold; 0 for none.
+        idle_share: share of the KV budget that paused sessions may hold at most.
+        redis_url: a Redis or Valkey server shared by replicas, with user, password and database; None for none.
+        redis_kv_limit: bytes of KV that one session may keep there; 0 keeps KV away from it.
+        redis_ttl_s: seconds after which a session that nobody uses is gone from there.
+        lease_ttl_s: seconds after which another replica may take over a session that this one does not use.
+    """
+
+    host_bytes: int = 2 << 30
+    idle_share: float = 0.8
+    redis_url: str | None = field(default=None, repr=False)
+    redis_kv_limit: int = 0
+    redis_ttl_s: float = 86_400.0
+    lease_ttl_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("host_bytes", "redis_kv_limit"):
+            _at_least(self, name, 0)
+        if not 0 < self.idle_share <= 1:
+            raise InvalidRequest("idle_share must be above 0 and at most 1", param="idle_share")
+        if not (self.lease_ttl_s >= 1 and self.redis_ttl_s >= self.lease_ttl_s):
+            raise InvalidRequest("lease_ttl_s must be at least 1 and at most redis_ttl_s", param="lease_ttl_s")
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything a server is started with.
 
     Attributes:
-        data_dir: folder for event logs (and later session state); None keeps all in memory.
+        data_dir: folder for event logs and sessions; None keeps all in memory.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    sessions: SessionSettings = field(default_factory=SessionSettings)
     data_dir: Path | None = None
 
 

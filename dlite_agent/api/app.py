@@ -10,9 +10,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match
 
 from dlite_agent import __doc__ as about
 from dlite_agent.agent.runs import Runs, RunsSettings
@@ -63,7 +65,12 @@ def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
             target=settings.model.target,
             drafter=None if drafter is None else settings.model.drafter,
         )
-        service = Service(settings, engine, runtime, recorder)
+        try:
+            service = Service(settings, engine, runtime, recorder)
+        except Exception as error:
+            app.state.failure = error
+            await asyncio.to_thread(engine.close)
+            raise
         app.state.service = service
         app.state.library = Library(service, log_path=path, shipped=content_dir("sessions"))
         log.info("ready", extra={"dlite": {"model": service.model, "context": service.context_limit}})
@@ -74,7 +81,7 @@ def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
         finally:
             app.state.draining = True
             await app.state.runs.close()
-            await asyncio.to_thread(engine.close, 0.0)
+            await service.close()
             recorder.close()
 
     app = FastAPI(title="DLite Agent", description=str(about), lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -104,6 +111,12 @@ def _load(settings: Settings) -> Runtime:
     )
 
 
+def _methods(app: FastAPI, request: Request) -> set[str]:
+    """The methods that a path takes; starlette itself names only those of the first route that fits."""
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    return {name for route in routes if route.matches(request.scope)[0] != Match.NONE for name in route.methods or ()}
+
+
 def _handle_errors(app: FastAPI) -> None:
     def answer(request: Request, error: DliteError) -> Response:
         request_id = getattr(request.state, "request_id", "")
@@ -123,8 +136,8 @@ def _handle_errors(app: FastAPI) -> None:
             405: problems.MethodNotAllowed(f"{request.method} is not allowed at {path}."),
         }
         response = answer(request, known.get(error.status_code, DliteError(str(error.detail))))
-        for name, value in (error.headers or {}).items():
-            response.headers[name] = value
+        if error.status_code == 405:
+            response.headers["allow"] = ", ".join(sorted(_methods(app, request)))
         return response
 
     async def invalid(request: Request, error: Exception) -> Response:

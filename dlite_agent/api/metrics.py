@@ -10,6 +10,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from dlite_agent.decode.engine import Engine
 from dlite_agent.decode.jobs import TurnFigures
+from dlite_agent.session.persist import Persister
+from dlite_agent.session.store.disk import DiskStore
+from dlite_agent.session.tiers import Tiers
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _TOKENS = (1, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
@@ -34,6 +37,8 @@ class Metrics:
         self.generated = counter("vllm:generation_tokens", "Tokens generated.")
         self.queried = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in sessions' KV.")
         self.hits = counter("vllm:prefix_cache_hits", "Prompt tokens found there.")
+        self.tier_hits = counter("dlite:tier_hits", "Turns whose KV was restored.", "tier")
+        self.committing = histogram("dlite:commit_seconds", "Making a turn durable, before its response ends.")
         self.restored = counter("dlite:restored_tokens", "Prompt tokens whose KV was restored.", "tier")
         self.divergences = counter("dlite:divergences", "Turns that did not simply continue.", "reason")
         self.drafts = counter("vllm:spec_decode_num_drafts", "Rounds with drafts.")
@@ -53,6 +58,10 @@ class Metrics:
         self.prompt_size = histogram("vllm:request_prompt_tokens", "Prompt tokens.", _TOKENS)
         self.answer_size = histogram("vllm:request_generation_tokens", "Generated tokens.", _TOKENS)
 
+    def watch(self, tiers: Tiers, persister: Persister | None) -> None:
+        """Show where sessions are, too."""
+        self.registry.register(_TierGauges(tiers, persister))
+
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)
@@ -65,7 +74,9 @@ class Metrics:
         self.generated.inc(tokens)
         self.queried.inc(figures.prompt_tokens)
         self.hits.inc(figures.cached_tokens)
+        self.tier_hits.labels(figures.tier).inc()
         self.restored.labels(figures.tier).inc(figures.cached_tokens)
+        self.committing.observe(figures.committed)
         for row in figures.rounds:
             self.drafts.inc(row.drafted > 0)
             self.drafted.inc(row.drafted)
@@ -102,3 +113,39 @@ class _EngineGauges:
         yield CounterMetricFamily("dlite:steps", "Steps of the engine.", stats.steps)
         yield CounterMetricFamily("vllm:num_preemptions", "Turns sent back to the queue for memory.", stats.preemptions)
         yield CounterMetricFamily("dlite:evictions", "Idle sessions whose KV was dropped for memory.", stats.evictions)
+
+
+class _TierGauges:
+    """Where sessions are between their turns, and what moved them."""
+
+    def __init__(self, tiers: Tiers, persister: Persister | None) -> None:
+        self._tiers = tiers
+        self._persister = persister
+
+    def collect(self) -> Iterator[Metric]:
+        tiers, moves = self._tiers, dict(self._tiers.retention.counts)
+        held = GaugeMetricFamily("dlite:tier_bytes", "Bytes of paused sessions.", labels=["tier"])
+        held.add_metric(["device"], tiers.paused_bytes())
+        held.add_metric(["host"], tiers.host.bytes)
+        if self._persister is not None and isinstance(self._persister.local, DiskStore):
+            held.add_metric(["disk"], self._persister.local.bytes)
+        yield held
+        yield CounterMetricFamily("dlite:spills", "Sessions copied to host memory.", tiers.counts["spills"])
+        yield CounterMetricFamily("dlite:spilled_bytes", "Bytes copied to host memory.", tiers.counts["spilled_bytes"])
+        left = CounterMetricFamily("dlite:tier_moves", "Paused sessions that left a tier.", labels=["tier", "cause"])
+        fetched = CounterMetricFamily("dlite:prefetches", "Prefetched sessions.", labels=["outcome"])
+        for name, count in sorted(moves.items()):
+            tier, cause = name.split(".")
+            if tier == "prefetch":
+                fetched.add_metric([cause], count)
+            else:
+                left.add_metric([tier, cause], count)
+        yield left
+        yield fetched
+        counts = {} if self._persister is None else dict(self._persister.counts)
+        for what, text in (("read_bytes", "Bytes read from stores."), ("written_bytes", "Bytes written to stores.")):
+            family = CounterMetricFamily(f"dlite:store_{what}", text, labels=["tier"])
+            for name, count in sorted(counts.items()):
+                if name.endswith(f".{what}"):
+                    family.add_metric([name.split(".")[0]], count)
+            yield family

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dlite_agent.api.keeper import Keeper
 from dlite_agent.api.recorder import Recorder
 from dlite_agent.api.stored import ResponseStore
 from dlite_agent.api.turns import Choice, Run
@@ -19,10 +21,11 @@ from dlite_agent.decode.jobs import Generation
 from dlite_agent.decode.load import Runtime
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.state import Mode
-from dlite_agent.errors import ContextOverflow, InvalidRequest
+from dlite_agent.errors import ContextOverflow, DliteError, InvalidRequest, NotFound
 from dlite_agent.session.history import History, Prompt, splice
 from dlite_agent.session.identity import SessionName
 from dlite_agent.session.messages import JSON, Message
+from dlite_agent.session.opening import make_tiers, open_persister
 from dlite_agent.session.reasoning import ReasoningParser, ResponseParser
 from dlite_agent.session.registry import OnConflict, Registry, Session
 from dlite_agent.session.template import ChatTemplate
@@ -108,6 +111,11 @@ class Service:
         self._grammars_lock = asyncio.Lock()
         self.responses = ResponseStore(settings.server.max_responses)
         self.registry = Registry(max_sessions=settings.server.max_sessions, on_drop=self._dropped)
+        persister = open_persister(settings.sessions, settings.data_dir, runtime)
+        self.tiers = make_tiers(settings.sessions, runtime, persister)
+        self.keeper = Keeper(self.registry, engine, persister, settings.sessions.lease_ttl_s)
+        engine.attach(self.tiers)
+        recorder.metrics.watch(self.tiers, persister)
         self._longest_token = max(len(token) for token in runtime.tokenizer.get_vocab())
 
     @property
@@ -126,7 +134,45 @@ class Service:
 
     def _dropped(self, session: Session) -> None:
         self.engine.release(session.key)
+        self.keeper.forget(session)
         self.recorder.session_end(session)
+
+    async def session(self, owner: str, reference: str) -> Session:
+        """A session by id or by its client's name for it, stored ones included. Raises NotFound or StoreUnavailable."""
+        reason = await self.keeper.adopt(owner, reference)
+        try:
+            return self.registry.get(owner, reference)
+        except NotFound as error:
+            if reason is None:
+                raise
+            raise NotFound(f"{error.message} What is stored cannot be used: {reason}", param=error.param) from None
+
+    async def fork(self, session: Session, *, turn: int | None, name: str) -> Session:
+        """A durable fork; see `Registry.fork`."""
+        if name:
+            await self.keeper.adopt(session.owner, name)
+        fork = self.registry.fork(session, turn=turn, name=name)
+        try:
+            await self.keeper.fork(session, fork)
+        except DliteError:
+            self.registry.delete(fork)
+            raise
+        return fork
+
+    async def delete(self, session: Session) -> None:
+        """Remove a session everywhere. Raises Conflict while it has a turn in flight, StoreUnavailable."""
+        await self.registry.hold(session, "refuse")
+        try:
+            await self.keeper.delete(session)
+        finally:
+            self.registry.release(session)
+        self.registry.delete(session)
+
+    async def close(self) -> None:
+        """End all turns, hand all sessions over, and close the stores."""
+        await asyncio.to_thread(self.engine.close, 0.0)
+        self.tiers.close()
+        await self.keeper.close()
 
     async def open(self, ask: Ask, caller: Caller) -> Run:
         """Start a turn.
@@ -141,12 +187,16 @@ class Service:
         constraint = self._constraint(ask)
         if isinstance(ask.prompt, str):
             ask = replace(ask, prompt=await asyncio.to_thread(self.tokens_of, ask.prompt))
-        session = self._session(ask, caller.owner)
+        session = await self._session(ask, caller.owner)
         await self._hold(session, ask, seconds)
         try:
+            await self.keeper.hold(session)
             prepared = await self._prepare(session, ask)
             room = self._room(len(prepared.ids), ask)
-            run = Run(self.registry, self.recorder, session, prepared.ids, prepared.spliced, ask.api, caller.request_id)
+            request_id, keeper = caller.request_id, self.keeper
+            run = Run(
+                self.registry, self.recorder, session, prepared.ids, prepared.spliced, ask.api, request_id, keeper
+            )
             run.warnings = list(ask.warnings)
             run.arrived = arrived
             deadline = arrived + seconds
@@ -164,13 +214,18 @@ class Service:
         except TimeoutError as error:
             raise DeadlineExceeded(f"the session was busy for {seconds:.1f} s: retry later") from error
 
-    def _session(self, ask: Ask, owner: str) -> Session:
+    async def _session(self, ask: Ask, owner: str) -> Session:
         if ask.session is not None:
-            return self.registry.get(owner, ask.session)
+            return await self.session(owner, ask.session)
+        reason = None if ask.name is None else await self.keeper.adopt(owner, ask.name.id)
         if ask.messages is None:
             assert isinstance(ask.prompt, list)
-            return self.registry.continues(owner, ask.name, ask.prompt)
-        return self.registry.find(owner, ask.name, ask.messages, ask.tools)
+            session = self.registry.continues(owner, ask.name, ask.prompt)
+        else:
+            await self.keeper.adopt_conversation(owner, ask.messages, ask.tools)
+            session = self.registry.find(owner, ask.name, ask.messages, ask.tools)
+        session.unstored = session.unstored or reason
+        return session
 
     def tokens_of(self, text: str, special: bool = True) -> list[int]:
         """Ids of plain text; `special` adds what the tokenizer puts around it. Raises InvalidRequest."""
@@ -260,9 +315,8 @@ class Service:
                 tool_parser(self.template.tool_style, tools) if tools else None,
             )
         run.choices.append(Choice(index, parser))
-        params = ask.params
-        if index and params.seed is not None:
-            params = replace(params, seed=(params.seed + index) % 2**63)
+        seed = secrets.randbits(63) if ask.params.seed is None else (ask.params.seed + index) % 2**63
+        params = replace(ask.params, seed=seed)
         session = run.session
         return Generation(
             id=uuid.uuid4().hex,
@@ -280,6 +334,8 @@ class Service:
             ignore_eos=ask.ignore_eos,
             deadline=deadline,
             keep=index == 0,
+            stored=session.stored,
+            unstored=session.unstored,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from dlite_agent.api.fields import Name, Strict, caller_of, read, service_of
 from dlite_agent.api.service import Service
 from dlite_agent.api.stream import EventStream, frame
 from dlite_agent.session.registry import Session
+from dlite_agent.session.store.base import Entry
 from dlite_agent.trace.events import KnownEvent, dump
 
 router = APIRouter()
@@ -37,8 +39,26 @@ def _card(service: Service, session: Session) -> dict[str, Any]:
         "turns": session.turns,
         "tokens": len(session.ids),
         "device_tokens": service.engine.held(session.key),
+        "host_tokens": service.tiers.host_tokens(session.key),
+        "stored": session.version is not None,
         "in_flight": session.in_flight,
         "last_divergence": session.divergence,
+    }
+
+
+def _stored_card(entry: Entry) -> dict[str, Any]:
+    """A session of an earlier run that nobody has asked for yet."""
+    return {
+        "id": entry.session,
+        "object": "session",
+        "name": entry.name or None,
+        "last_used": int(time.time() - entry.idle_s),
+        "turns": entry.turn,
+        "tokens": entry.tokens,
+        "device_tokens": 0,
+        "host_tokens": 0,
+        "stored": True,
+        "in_flight": False,
     }
 
 
@@ -46,8 +66,10 @@ def _card(service: Service, session: Session) -> dict[str, Any]:
 async def list_sessions(request: Request) -> Response:
     """The caller's sessions, the latest used first."""
     service = service_of(request)
-    sessions = service.registry.list(caller_of(request).owner)
-    return problems.Json({"object": "list", "data": [_card(service, session) for session in sessions]})
+    owner = caller_of(request).owner
+    stored = await service.keeper.entries(owner)
+    cards = [_card(service, session) for session in service.registry.list(owner)]
+    return problems.Json({"object": "list", "data": cards + [_stored_card(entry) for entry in stored]})
 
 
 @router.post("/v1/sessions/{session_id:path}/fork", status_code=201)
@@ -55,8 +77,8 @@ async def fork_session(request: Request, session_id: str) -> Response:
     """A new session with the same past; the KV they share is copied when the fork is first used."""
     service = service_of(request)
     fields = await read(request, ForkRequest) if await request.body() else ForkRequest()
-    session = service.registry.get(caller_of(request).owner, session_id)
-    fork = service.registry.fork(session, turn=fields.turn, name=fields.session_id or "")
+    session = await service.session(caller_of(request).owner, session_id)
+    fork = await service.fork(session, turn=fields.turn, name=fields.session_id or "")
     return problems.Json(_card(service, fork), status_code=201)
 
 
@@ -69,7 +91,7 @@ async def session_events(
     """The session's latest trace events as server-sent events."""
     service = service_of(request)
     recorder = service.recorder
-    session = service.registry.get(caller_of(request).owner, session_id)
+    session = await service.session(caller_of(request).owner, session_id)
     past = recorder.events(session)
     mailbox = recorder.listen(session) if follow else None
 
@@ -101,13 +123,13 @@ async def _frames(
 async def get_session(request: Request, session_id: str) -> Response:
     """One session, by its id or its name."""
     service = service_of(request)
-    return problems.Json(_card(service, service.registry.get(caller_of(request).owner, session_id)))
+    return problems.Json(_card(service, await service.session(caller_of(request).owner, session_id)))
 
 
 @router.delete("/v1/sessions/{session_id:path}")
 async def delete_session(request: Request, session_id: str) -> Response:
     """Forget a session, with all its memory."""
     service = service_of(request)
-    session = service.registry.get(caller_of(request).owner, session_id)
-    service.registry.delete(session)
+    session = await service.session(caller_of(request).owner, session_id)
+    await service.delete(session)
     return problems.Json({"id": session.id, "object": "session.deleted", "deleted": True})

@@ -17,10 +17,15 @@ from dlite_agent.session.deltas import Delta, ParsedCall, TextDelta
 from dlite_agent.session.history import History, Prompt
 from dlite_agent.session.messages import Message
 from dlite_agent.session.reasoning import ResponseParser
+from dlite_agent.session.record import SamplerState
 from dlite_agent.session.registry import Registry, Session
 
 if TYPE_CHECKING:
+    from dlite_agent.api.keeper import Keeper
     from dlite_agent.api.recorder import Recorder
+
+USER = "user"
+"""Whom a session waits for that has called no tool."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class Run:
         spliced: Prompt | None,
         api: str,
         request_id: str,
+        keeper: Keeper,
     ) -> None:
         self.session = session
         self.prompt_ids = prompt_ids
@@ -125,6 +131,8 @@ class Run:
         self._progress = (0, len(prompt_ids))
         self._closed = False
         self._over = False
+        self._keeper = keeper
+        self._saving: asyncio.Task[None] | None = None
 
     @property
     def divergence(self) -> dict[str, Any] | None:
@@ -175,13 +183,13 @@ class Run:
                 choice = self.choices[index]
                 if deltas := choice.finish():
                     yield Chunk(index, deltas)
-                choice.answer = self._complete(choice, reply)
+                choice.answer = await self._complete(choice, reply)
                 yield choice.answer
             elif isinstance(reply, Failed):
                 self._fail(reply.error, reply.figures)
                 raise reply.error
 
-    def _complete(self, choice: Choice, reply: Finished) -> Answer:
+    async def _complete(self, choice: Choice, reply: Finished) -> Answer:
         calls = [] if choice.parser is None else choice.parser.calls
         stopped = "stop" if reply.reason in ("eos", "stop") else "length"
         answer = Answer(
@@ -197,16 +205,32 @@ class Run:
             figures=reply.figures,
         )
         if choice.index == 0:
-            self._commit(answer)
+            # A commit that has begun comes to its end, whether or not somebody still waits for the answer.
+            self._saving = asyncio.get_running_loop().create_task(self._commit(answer, reply))
+            await asyncio.shield(self._saving)
         return answer
 
-    def _commit(self, answer: Answer) -> None:
+    async def _commit(self, answer: Answer, reply: Finished) -> None:
+        """The turn is durable first, then known here: only then may the response end."""
         ids = [*self.prompt_ids, *answer.ids]
         history = History() if self.spliced is None else self.spliced.answered(answer.message, len(ids))
-        divergence = self.divergence
-        self._registry.commit(self.session, ids, history, None if divergence is None else str(divergence["reason"]))
+        divergence = None if self.divergence is None else str(self.divergence["reason"])
+        sampler = SamplerState(self._generations[0].params, len(self.prompt_ids))
+        begin = time.monotonic()
+        try:
+            await self._keeper.commit(self.session, ids, history, reply, divergence, sampler)
+        except DliteError as error:
+            self._fail(error, answer.figures)
+            raise
+        answer.figures.committed = time.monotonic() - begin
+        self._registry.commit(self.session, ids, history, divergence)
         self._over = True
         self._recorder.turn_end(self, answer)
+        self._wait_for(answer.calls[-1].name if answer.calls else USER)
+
+    def _wait_for(self, tool: str) -> None:
+        if self._engine is not None:
+            self._engine.pause(self.session.key, tool)
 
     def _fail(self, error: DliteError, figures: TurnFigures | None) -> None:
         if not self._over:
@@ -224,9 +248,19 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        if self._saving is not None and not self._saving.done():
+            self._saving.add_done_callback(lambda _: self._end())
+        else:
+            self._end()
+
+    def _end(self) -> None:
         assert self._engine is not None
+        if self._saving is not None and not self._saving.cancelled():
+            self._saving.exception()  # It was raised where the answer was waited for, or nobody waits any more.
         for choice, generation in zip(self.choices, self._generations, strict=True):
             if choice.answer is None:
                 self._engine.cancel(generation.id)
+        if not self._over and self.session.turns:
+            self._wait_for(USER)
         self._fail(Cancelled("the client went away"), None)
         self._registry.release(self.session)

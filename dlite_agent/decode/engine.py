@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
 
 from dlite_agent.config import SchedulerSettings
 from dlite_agent.decode.jobs import (
@@ -27,6 +31,7 @@ from dlite_agent.decode.jobs import (
     PrefillFact,
     RoundFact,
     Started,
+    Tier,
     TurnFigures,
 )
 from dlite_agent.decode.load import Runtime
@@ -35,9 +40,14 @@ from dlite_agent.decode.scheduler import Scheduler, past_deadline, victim
 from dlite_agent.decode.state import Turn
 from dlite_agent.decode.states import States
 from dlite_agent.decode.text import TextStream
+from dlite_agent.decode.vault import Fetched, Read, Vault
 from dlite_agent.errors import DliteError, KVExhausted
 
 log = logging.getLogger(__name__)
+_READERS = 2
+"""Threads that read stored states. More would only fight for the same disk and cores."""
+_POLL_S = 0.05
+_T = TypeVar("_T")
 
 
 class Unavailable(DliteError):
@@ -104,7 +114,10 @@ class Engine:
         self._load = load
         self._observer = observer
         self._scheduler = Scheduler(settings)
-        self._inbox: queue.SimpleQueue[_Cancel | _Release | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Cancel | _Release | Callable[[], None] | None] = queue.SimpleQueue()
+        self._vault: Vault | None = None
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="dlite-read")
+        self._reading: dict[str, Job] = {}
         self._leaving: set[str] = set()
         self._followers: dict[str, list[Job]] = {}
         self._followers_lock = threading.Lock()
@@ -122,6 +135,16 @@ class Engine:
         """Start the thread and wait until the runtime is loaded; what went wrong there is raised here."""
         self._thread.start()
         return self._loaded.result()
+
+    def attach(self, vault: Vault) -> None:
+        """Keep states that leave the device in a vault, and look there for those that are not on it. To be called
+        once, after `start`."""
+
+        def take() -> None:
+            vault.attach(self._states, self._inbox.put)
+            self._vault = vault
+
+        self._inbox.put(take)
 
     def submit(self, generation: Generation, *others: Generation) -> None:
         """Queue a generation; replies follow until one is `Finished` or `Failed`.
@@ -158,6 +181,38 @@ class Engine:
     def release(self, key: str) -> None:
         """Drop a state and its memory, once no turn runs on it."""
         self._inbox.put(_Release(key))
+
+    def export(self, key: str, start: int) -> Future[Tensor | None]:
+        """Copy of a state's KV rows from a position on, made between two steps; None where they are not there."""
+
+        def copy() -> Tensor | None:
+            state = self._states.get(key)
+            return None if state is None or state.boundary <= start else state.kv.export(start)
+
+        return self._call(copy)
+
+    def pause(self, key: str, tool: str) -> None:
+        """The session waits for a tool or for its user (named "user") from now on."""
+
+        def wait() -> None:
+            if self._vault is not None and key not in self._in_use():
+                self._vault.paused(key, tool)
+
+        self._inbox.put(wait)
+
+    def _call(self, work: Callable[[], _T]) -> Future[_T]:
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.put(run)
+        if not self._thread.is_alive() and not done.done():
+            done.set_exception(Unavailable("the server is shutting down: retry elsewhere or later"))
+        return done
 
     def held(self, key: str) -> int:
         """Tokens of a state that are in KV now."""
@@ -198,10 +253,12 @@ class Engine:
             if self._scheduler.running:
                 self._step()
             self._publish()
+        self._receive()
+        self._readers.shutdown(wait=False, cancel_futures=True)
         self._states.clear()
 
     def _busy(self) -> bool:
-        return bool(self._scheduler.running) or self._scheduler.depth()[0] > 0
+        return bool(self._scheduler.running) or self._scheduler.depth()[0] > 0 or bool(self._reading)
 
     def _publish(self) -> None:
         pool = self._decoder.pool
@@ -217,27 +274,40 @@ class Engine:
 
     def _receive(self) -> None:
         """Handle all messages; wait for one when there is nothing to run."""
-        wait = not self._busy() and self._stop_at is None
+        wait = self._patience()
         while True:
             try:
-                message = self._inbox.get(block=wait)
+                message = self._inbox.get(block=wait != 0, timeout=wait)
             except queue.Empty:
-                return
-            wait = False
+                break
+            wait = 0
             if isinstance(message, _Cancel):
                 self._cancel(message.id)
             elif isinstance(message, _Release):
                 self._release(message.key)
+            elif message is not None:
+                message()
+        if self._vault is not None and self._vault.next_due() <= time.monotonic():
+            self._vault.tick()
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a message; None for ever."""
+        if self._scheduler.running or self._scheduler.depth()[0]:
+            return 0
+        if self._stop_at is not None:
+            return _POLL_S if self._reading else 0
+        due = math.inf if self._vault is None else self._vault.next_due()
+        return None if due == math.inf else max(min(due - time.monotonic(), threading.TIMEOUT_MAX), 0)
 
     def _cancel(self, generation_id: str) -> None:
         error = Cancelled("the request was cancelled")
         job = self._scheduler.withdraw(generation_id) or next(
             (job for job in self._scheduler.running if job.generation.id == generation_id), None
         )
+        job = job or self._reading.pop(generation_id, None) or self._take_follower(generation_id)
         if job is None:
-            job = self._take_follower(generation_id)
-        if job is not None:
-            self._undo(job, error)
+            return
+        self._undo(job, error)
 
     def _take_follower(self, generation_id: str) -> Job | None:
         with self._followers_lock:
@@ -254,12 +324,15 @@ class Engine:
             return
         self._leaving.discard(key)
         self._states.drop(key)
+        if self._vault is not None:
+            self._vault.dropped(key)
 
     def _in_use(self) -> set[str]:
-        return {job.generation.key for job in self._scheduler.running}
+        return {job.generation.key for job in (*self._scheduler.running, *self._reading.values())}
 
     def _expire(self, now: float) -> None:
         late = [job for job in self._scheduler.running if past_deadline(job, now)] + self._scheduler.expired(now)
+        late += [self._reading.pop(name) for name, job in list(self._reading.items()) if past_deadline(job, now)]
         for job in late:
             seconds = now - job.figures.queued
             self._undo(job, DeadlineExceeded(f"not done after {seconds:.1f} s: ask for less, or retry later"))
@@ -284,6 +357,8 @@ class Engine:
         generation = job.generation
         now = time.monotonic()
         if job.turn is None:
+            if self._look_elsewhere(job):
+                return
             self._open(job)
         else:
             self._reserve(job.turn, generation.key)
@@ -294,8 +369,10 @@ class Engine:
 
     def _open(self, job: Job) -> None:
         generation, figures, decoder = job.generation, job.figures, self._decoder
-        figures.admitted = time.monotonic()
-        tier, figures.reason = self._states.restore(generation)
+        figures.admitted = figures.admitted or time.monotonic()
+        job.placed = self._place(job) or job.placed
+        tier, reason = self._states.restore(generation)
+        tier, figures.reason = job.placed or (tier, reason or generation.unstored)
         state = self._states[generation.key]
         job.committed = len(state.ids)
         figures.mode = generation.mode or ("ar" if decoder.drafter is None else "dlite")
@@ -316,12 +393,67 @@ class Engine:
                 )
                 break
             except KVExhausted:
-                if not self._states.evict(self._in_use() | {generation.key}):
+                if not self._evict(generation.key):
                     raise
         figures.cached_tokens = min(state.boundary, len(generation.ids))
         figures.tier = tier if figures.cached_tokens else "none"
         figures.restored = time.monotonic()
         generation.reply(Started(figures.cached_tokens, figures.tier))
+
+    def _look_elsewhere(self, job: Job) -> bool:
+        """Look for the job's state off the device, once; True if it must wait for a reader."""
+        vault, generation = self._vault, job.generation
+        if vault is None or job.asked:
+            return False
+        job.asked = True
+        vault.began(generation.key, job.figures.queued)
+        have = self._states.known(generation)
+        job.fetched = vault.here(generation, have)
+        read = vault.read(generation, have) if job.fetched is None else None
+        if read is None:
+            return False
+        job.figures.admitted = time.monotonic()
+        self._reading[generation.id] = job
+        self._readers.submit(self._read, job, read)
+        return True
+
+    def _read(self, job: Job, read: Read) -> None:
+        """On a reader's thread."""
+        try:
+            fetched = read()
+        except DliteError as error:
+            fetched = Fetched(None, "none", error.message)
+        except Exception as error:
+            log.exception("reading a stored state failed", extra={"generation": job.generation.id})
+            fetched = Fetched(None, "none", f"reading failed: {type(error).__name__}")
+
+        def arrived() -> None:
+            if self._reading.pop(job.generation.id, None) is not None:
+                job.fetched = fetched
+                self._scheduler.requeue(job)
+
+        self._inbox.put(arrived)
+
+    def _place(self, job: Job) -> tuple[Tier, str | None] | None:
+        """Put what was fetched on the device; None if that is of no use."""
+        fetched, generation = job.fetched, job.generation
+        if fetched is None:
+            return None
+        if fetched.state is None:
+            return None if self._states.known(generation) else ("none", fetched.reason)
+        begin = time.monotonic()
+        while True:
+            try:
+                self._states.place(generation.key, fetched.state, generation.ids)
+                break
+            except KVExhausted:
+                if not self._evict(generation.key):
+                    job.fetched = None
+                    return "none", f"no memory to restore {fetched.state.tokens} positions from {fetched.tier}"
+        job.fetched = None
+        if self._vault is not None:
+            self._vault.placed(generation.key, fetched, time.monotonic() - begin)
+        return fetched.tier, fetched.reason
 
     def _reserve(self, turn: Turn, key: str) -> None:
         """Room for a turn's next steps; idle states give way. Raises KVExhausted."""
@@ -334,8 +466,14 @@ class Engine:
                 state.kv.reserve(wanted)
                 return
             except KVExhausted:
-                if not self._states.evict(self._in_use() | {key}):
+                if not self._evict(key):
                     raise
+
+    def _evict(self, besides: str) -> bool:
+        """Free the KV of one idle state; False when there is none."""
+        if self._vault is not None and self._vault.reclaim():
+            return True
+        return self._states.evict(self._in_use() | {besides})
 
     def _step(self) -> None:
         jobs = self._make_room(self._scheduler.order())
@@ -355,6 +493,8 @@ class Engine:
         self._steps += 1
         if self._observer is not None:
             self._observer(figures)
+        if self._vault is not None:
+            self._vault.observe(figures)
         for row in figures.rows:
             self._account(by_turn[id(row.turn)], row, figures, start)
 
@@ -428,6 +568,7 @@ class Engine:
         turn.text.finish()
         self._hand_out(job)
         self._decoder.finish(turn)
+        boundary = turn.state.boundary
         self._scheduler.running.remove(job)
         if not generation.keep or generation.key in self._leaving:
             self._release(generation.key)
@@ -435,7 +576,10 @@ class Engine:
         figures.finished = time.monotonic()
         self._pace += 0.2 * (figures.finished - figures.admitted - self._pace)
         self._publish()
-        generation.reply(Finished(turn.finish, tuple(turn.generated), turn.text.stopped, figures))
+        state = turn.state
+        generation.reply(
+            Finished(turn.finish, tuple(turn.generated), turn.text.stopped, figures, boundary, dict(state.kept))
+        )
 
     def _start_followers(self, job: Job) -> None:
         """Give each follower a copy of the prefilled prompt and queue it."""
@@ -480,7 +624,8 @@ class Engine:
             self._scheduler.requeue(follower)
 
     def _fail_all(self, error: DliteError) -> None:
-        for job in [*self._scheduler.running, *self._scheduler.drain()]:
+        reading, self._reading = self._reading, {}
+        for job in [*self._scheduler.running, *reading.values(), *self._scheduler.drain()]:
             self._undo(job, error)
         for job in self._scheduler.drain():
             self._undo(job, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -11,10 +11,14 @@ from dlite_agent.decode.state import FinishReason, Mode, TokenScore, Turn
 from dlite_agent.errors import DliteError
 
 if TYPE_CHECKING:
-    from dlite_agent.decode.grammar import Matcher
+    from torch import Tensor
 
-Tier = Literal["device", "shared", "none"]
-"""Where restored KV came from: the session's own state, another session's equal prefix, or nowhere."""
+    from dlite_agent.decode.grammar import Matcher
+    from dlite_agent.decode.vault import Fetched
+
+Tier = Literal["device", "shared", "host", "memory", "disk", "redis", "none"]
+"""Where restored KV came from: the session's own state, another session's equal prefix, the host's memory, a store, or
+nowhere."""
 
 
 class PrefillFact(NamedTuple):
@@ -49,6 +53,7 @@ class TurnFigures:
     Attributes:
         queued: when it arrived; waits: further (from, to) times in the queue, after pre-emptions.
         admitted: when it was first given KV; restored: when its KV was in place.
+        committed: seconds that making the turn durable took, behind `finished`.
         cached_tokens: prompt tokens whose KV was there; `tier` says from where, `reason` why not more.
     """
 
@@ -59,6 +64,7 @@ class TurnFigures:
     restored: float = 0.0
     first_token: float | None = None
     finished: float = 0.0
+    committed: float = 0.0
     cached_tokens: int = 0
     tier: Tier = "none"
     reason: str | None = None
@@ -98,12 +104,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class Finished:
-    """The turn is over and kept: the session's state covers prompt and `generated`."""
+    """The turn is over and kept: the session's state covers prompt and `generated`.
+
+    Attributes:
+        boundary: positions in KV; features: tapped states by boundary, of all boundaries that are known.
+    """
 
     reason: FinishReason
     generated: tuple[int, ...]
     stop: str | None
     figures: TurnFigures
+    boundary: int
+    features: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True)
@@ -127,6 +139,8 @@ class Generation:
         ids: the whole prompt; what the state holds of it is found by the engine.
         reply: takes every reply, on the engine's thread; it must not block.
         owner: whose request it is: admission is fair between owners, and prefixes are shared inside one.
+        stored: name of the stored session that holds the beginning of the prompt; empty if there is none.
+        unstored: why what was stored is not used, if so.
         deadline: monotonic time by which it must be done.
     """
 
@@ -145,6 +159,8 @@ class Generation:
     ignore_eos: bool = False
     deadline: float | None = None
     keep: bool = True
+    stored: str = ""
+    unstored: str | None = None
 
 
 @dataclass(eq=False)
@@ -157,6 +173,8 @@ class Job:
         committed: ids of the state that stay if the turn is undone.
         sent: generated tokens, and characters of text, that were handed out.
         waiting_since: since when it is in the queue.
+        asked, fetched: whether its state was asked for off the device, and what came.
+        placed: tier and reason of what was put on the device from elsewhere.
     """
 
     generation: Generation
@@ -167,3 +185,6 @@ class Job:
     sent: int = 0
     sent_text: int = 0
     waiting_since: float = 0.0
+    asked: bool = False
+    fetched: Fetched | None = None
+    placed: tuple[Tier, str | None] | None = None

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
 
 from dlite_agent.decode.jobs import Generation, Tier
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.state import DecodeState
 from dlite_agent.errors import KVExhausted
+
+if TYPE_CHECKING:
+    from dlite_agent.decode.vault import Stored
 
 SHARE_FROM = 64
 """Shortest gain in tokens for which another session's prefix is copied."""
@@ -37,6 +41,12 @@ class States:
 
     def __getitem__(self, key: str) -> DecodeState:
         return self._states[key]
+
+    @property
+    def used_share(self) -> float:
+        """Share of the KV budget that is reserved."""
+        pool = self._decoder.pool
+        return pool.reserved / pool.capacity if pool.capacity else 1.0
 
     def get(self, key: str) -> DecodeState | None:
         return self._states.get(key)
@@ -67,6 +77,29 @@ class States:
         for key in list(self._states):
             self.drop(key)
 
+    def unload(self, key: str) -> None:
+        """Give a state's KV back; its ids and the features of its boundaries stay."""
+        state = self._states[key]
+        state.kv.free()
+        state.features = None
+
+    def known(self, generation: Generation) -> int:
+        """Positions of the generation's prompt that are in KV here, in its own state or in one it may copy."""
+        own = self._states.get(generation.key)
+        have = 0 if own is None else min(common_prefix(own.ids, generation.ids), own.boundary)
+        donor, best = self._donor(generation, have + SHARE_FROM)
+        return have if donor is None else best
+
+    def place(self, key: str, stored: Stored, prompt: Sequence[int] | None = None) -> None:
+        """Put a state from elsewhere on the device, cut to what a prompt has of it.
+
+        Raises KVExhausted, then nothing has changed.
+        """
+        state = stored.apply(self._decoder.open().kv, self._decoder.target.device)
+        if prompt is not None:
+            state.truncate(common_prefix(state.ids, prompt))
+        self.put(key, state)
+
     def restore(self, generation: Generation) -> tuple[Tier, str | None]:
         """Make the state of the generation's key hold as much of its prompt as is known on the device.
 
@@ -76,7 +109,7 @@ class States:
         ids, key = generation.ids, generation.key
         own, reason = self._states.get(key), None
         have = 0 if own is None else common_prefix(own.ids, ids)
-        donor, best = self._donor(generation, have + SHARE_FROM)
+        donor, best = self._donor(generation, (0 if own is None else min(have, own.boundary)) + SHARE_FROM)
         if donor is not None:
             try:
                 copy = donor.fork()
@@ -113,9 +146,7 @@ class States:
         """Drop the KV of the state that was used longest ago and is not busy; False when there is none."""
         for key, state in self._states.items():
             if key not in busy and state.kv.reserved:
-                state.kv.free()
-                state.features = None
-                state.kept.clear()
+                self.unload(key)
                 self.evictions += 1
                 return True
         return False

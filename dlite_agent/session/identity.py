@@ -120,6 +120,27 @@ class Found:
     at_tip: bool
 
 
+def name_label(owner: str, name: str) -> str:
+    """What a stored session is found by when its client names it; another owner's has another label."""
+    return hashlib.sha256(f"name\0{owner}\0{name}".encode()).hexdigest()
+
+
+def turn_labels(owner: str, history: History) -> list[str]:
+    """What a stored session is found by when nobody names it: one label for each turn's end, oldest first."""
+    key, keys = _seed(owner, history.tools), []
+    for turn in history.turns:
+        for item in turn.digests:
+            key = _chain(key, item)
+        keys.append(key)
+    return keys
+
+
+def message_labels(owner: str, messages: Sequence[Message], tools: Sequence[JSON] | None = None) -> list[str]:
+    """Labels that sessions have which end a turn behind the request's first, second, ... message."""
+    key = _seed(owner, tools_digest(tools))
+    return [key := _chain(key, digest(message)) for message in messages]
+
+
 class SessionIndex:
     """Sessions by what was said in them, for requests that name none. To be used from one thread.
 
@@ -134,12 +155,7 @@ class SessionIndex:
     def put(self, owner: str, session_id: str, history: History) -> None:
         """Add a session, or bring it up to date; it becomes the most recent one."""
         self.drop(session_id)
-        key = _seed(owner, history.tools)
-        keys = []
-        for turn in history.turns:
-            for item in turn.digests:
-                key = _chain(key, item)
-            keys.append(key)
+        keys = turn_labels(owner, history)
         for key in keys:
             self._by_key.setdefault(key, {})[session_id] = None
         self._keys[session_id] = keys
@@ -159,8 +175,7 @@ class SessionIndex:
         At least one answer must be in common: an equal opening alone is no reason to think that it is the same
         conversation.
         """
-        key = _seed(owner, tools_digest(tools))
-        chain = [key := _chain(key, digest(message)) for message in messages]
+        chain = message_labels(owner, messages, tools)
         for count in range(len(chain), 0, -1):
             holders = list(self._by_key.get(chain[count - 1], ()))
             if holders:

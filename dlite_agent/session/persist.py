@@ -1,8 +1,9 @@
 """Sessions between the decoder and the stores: commit at the end of a turn, restore at the start of the next.
 
-A turn is committed in two steps, so that the device thread only copies: `snapshot` exports the rows that no stored
-block covers, `commit` serialises and writes them. A restore mirrors it: `read` loads and checks, `Loaded.apply` fills
-the sequence. What comes back is the minimum over ids, KV and what a resume needs, and says what it lacks and why.
+A turn is committed in steps, so that the device thread only copies: `prepare` finds which rows no stored block covers,
+the device's thread exports them, `commit` serialises and writes them. A restore mirrors it: `read` loads and checks,
+`Loaded.apply` fills the sequence. What comes back is the minimum over ids, KV and what a resume needs, and says what it
+lacks and why.
 
 With a shared store its lease is what counts, and the local store is written first: whatever the shared one does, this
 process's turn is on disk before the response ends.
@@ -10,9 +11,10 @@ process's turn is on disk before the response ends.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -36,7 +38,7 @@ from dlite_agent.session.record import (
 )
 from dlite_agent.session.restore import Loaded, Restore, read_session
 from dlite_agent.session.store import frames
-from dlite_agent.session.store.base import MAX_BLOCK_BYTES, Lease, SessionStore, StaleLease, StoreUnavailable
+from dlite_agent.session.store.base import MAX_BLOCK_BYTES, Lease, LeaseHeld, SessionStore, StaleLease, StoreUnavailable
 
 KV_ROWS = 256
 """Positions a KV block holds at most."""
@@ -47,12 +49,30 @@ _OVERHEAD = 4096
 
 @dataclass(frozen=True)
 class Facts:
-    """What a turn's end adds to the record beside the decoder's state."""
+    """What a turn's end adds to the record beside the decoder's state; see `SessionRecord`."""
 
     history: History
     sampler: SamplerState | None = None
     acceptance: Acceptance = field(default_factory=Acceptance)
     divergence: str | None = None
+    owner: str = ""
+    name: str = ""
+    parent: str = ""
+    created: float = 0.0
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A record to be committed: `first` is the first position whose KV rows are wanted, None if none are.
+
+    `kept` are the features by boundary; `held` the keys that the local store has.
+    """
+
+    record: SessionRecord
+    ids: Sequence[int]
+    kept: dict[int, Tensor]
+    held: set[str]
+    first: int | None
 
 
 @dataclass(frozen=True)
@@ -100,6 +120,7 @@ class Persister:
         self.shared = shared
         self.fingerprint = fingerprint
         self.counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
         self._kv_rows = max(1, min(KV_ROWS, (MAX_BLOCK_BYTES - _OVERHEAD) // bytes_per_position))
         self._bytes_per_position = bytes_per_position
         self._owner = owner
@@ -128,15 +149,27 @@ class Persister:
             if held is None:
                 raise
             return held
+        except LeaseHeld:
+            self._lose(session)
+            raise
         if held is not None and held.epoch != lease.epoch:
             self._lose(session)
         self._leases[session] = lease
         return lease
 
-    def renew(self) -> list[str]:
-        """Prolong all leases; returns the sessions that were taken over and are no longer held here."""
+    def _lease(self, session: str) -> Lease:
+        lease = self._leases.get(session)
+        if lease is None:
+            raise StaleLease("The session is no longer held here: restore it anew.", param="epoch")
+        return lease
+
+    def renew(self, sessions: Iterable[str] | None = None) -> list[str]:
+        """Prolong leases, all by default; returns the sessions that were taken over and are no longer held here."""
         lost = []
-        for session, lease in list(self._leases.items()):
+        for session in list(self._leases) if sessions is None else sessions:
+            lease = self._leases.get(session)
+            if lease is None:
+                continue
             try:
                 self._authority.renew(lease)
             except StaleLease:
@@ -180,55 +213,98 @@ class Persister:
             return None
 
     def snapshot(self, session: str, state: DecodeState, facts: Facts) -> Snapshot:
-        """What a commit of this state needs. On the device thread, with the session held."""
-        lease = self._leases[session]
+        """What a commit of this state needs, all at once. On the device thread, with the session held."""
+        draft = self.prepare(session, state.ids, state.boundary, state.kept, facts)
+        return self.complete(draft, None if draft.first is None else state.kv.export(draft.first))
+
+    def prepare(
+        self,
+        session: str,
+        ids: Sequence[int],
+        boundary: int,
+        features: Mapping[int, Tensor],
+        facts: Facts,
+        *,
+        base: SessionRecord | None = None,
+    ) -> Draft:
+        """The record of a turn's end. Any thread, with the session held.
+
+        Args:
+            boundary: positions that the target KV covers; features: of boundaries up to it.
+            base: a record whose blocks may serve, for a session that has none of its own yet.
+        """
+        lease = self._lease(session)
         previous = self._latest.get(session) or self._peek(self.local, session)
+        turn = 1 if previous is None else previous.turn + 1
+        previous = previous or base
         if previous is not None and previous.fingerprint != self.fingerprint:
             previous = None
-        ids, boundary = state.ids, state.boundary
-        kept = {n: row for n, row in state.kept.items() if 0 < n <= len(ids)}
+        kept = {n: row for n, row in features.items() if 0 < n <= len(ids)}
+        covered = boundary
+        if self.local.kv_limit is not None:
+            covered = min(boundary, self.local.kv_limit // self._bytes_per_position)
         old = () if previous is None else previous.blocks
-        stops = {ref.stop for ref in old} | {len(ids), boundary} | set(kept)
+        stops = {ref.stop for ref in old} | {len(ids), boundary, covered} | set(kept)
         stops |= set(range(ID_ROWS, len(ids), ID_ROWS)) | set(range(self._kv_rows, boundary, self._kv_rows))
         keys = BlockKeys(self.fingerprint, ids, stops)
+        earlier = {r.stop: r for r in old if r.kind == "features" and keys.matches(r) and r.stop not in kept}
         spans: list[tuple[BlockKind, int, int]] = [
             *_extend(old, "ids", keys, len(ids), ID_ROWS),
-            *(("features", n - 1, n) for n in sorted(kept)),
-            *_extend(old, "kv", keys, boundary, self._kv_rows),
+            *(("features", n - 1, n) for n in sorted({*kept, *earlier})),
+            *_extend(old, "kv", keys, covered, self._kv_rows),
         ]
         named = [(kind, start, stop, keys.key(kind, start, stop) or "") for kind, start, stop in spans]
         held = self.local.held(session, [key for *_, key in named])
-        tensors: dict[str, dict[str, Tensor]] = {}
+        gone = {ref.key for ref in earlier.values()} - held
         missing = [start for kind, start, _, key in named if kind == "kv" and key not in held]
-        first = min(missing, default=boundary)
-        rows = state.kv.export(first) if missing else None
-        for kind, start, stop, key in named:
-            if key in held:
-                continue
-            if kind == "ids":
-                tensors[key] = {"ids": torch.tensor(ids[start:stop], dtype=torch.int32)}
-            elif kind == "features":
-                tensors[key] = {"features": kept[stop]}
-            elif rows is not None:
-                tensors[key] = {"kv": rows[:, :, :, start - first : stop - first]}
         record = SessionRecord(
             session=session,
             epoch=lease.epoch,
-            turn=1 if previous is None else previous.turn + 1,
+            turn=turn,
             fingerprint=self.fingerprint,
             length=len(ids),
             boundary=boundary,
             anchor=ids[boundary] if boundary < len(ids) else None,
             history=facts.history,
             blocks=tuple(
-                BlockRef(kind, start, stop, key, self._size(kind, stop - start, kept.get(stop)))
+                earlier[stop]
+                if kind == "features" and stop in earlier
+                else BlockRef(kind, start, stop, key, self._size(kind, stop - start, kept.get(stop)))
                 for kind, start, stop, key in named
+                if key not in gone
             ),
             sampler=facts.sampler,
             acceptance=facts.acceptance,
             divergence=facts.divergence,
+            owner=facts.owner,
+            name=facts.name,
+            parent=facts.parent,
+            created=facts.created,
         )
-        return Snapshot(record, tensors)
+        return Draft(record, ids, kept, held, min(missing, default=None))
+
+    def complete(self, draft: Draft, rows: Tensor | None) -> Snapshot:
+        """A draft with its KV rows [2, layers, kv_heads, n, head_dim] from `first` on.
+
+        Without them, or with fewer than it covers, the record lists KV as far as it is there: the rest will be
+        computed again.
+        """
+        tensors: dict[str, dict[str, Tensor]] = {}
+        blocks: list[BlockRef] = []
+        first = draft.first or 0
+        end = first + (0 if rows is None else rows.shape[3])
+        for ref in draft.record.blocks:
+            if ref.kind == "ids" and ref.key not in draft.held:
+                ids = torch.tensor(draft.ids[ref.start : ref.stop], dtype=torch.int32)
+                tensors[ref.key] = {"ids": ids}
+            elif ref.kind == "features" and ref.key not in draft.held:
+                tensors[ref.key] = {"features": draft.kept[ref.stop]}
+            elif ref.kind == "kv" and ref.key not in draft.held:
+                if rows is None or ref.stop > end:
+                    continue
+                tensors[ref.key] = {"kv": rows[:, :, :, ref.start - first : ref.stop - first]}
+            blocks.append(ref)
+        return Snapshot(replace(draft.record, blocks=tuple(blocks)), tensors)
 
     def _size(self, kind: BlockKind, rows: int, features: Tensor | None) -> int:
         if kind == "features":
@@ -245,8 +321,8 @@ class Persister:
         began = time.monotonic()
         record = snapshot.record
         session = record.session
-        lease = self._leases.get(session)
-        if lease is None or lease.epoch != record.epoch:
+        lease = self._lease(session)
+        if lease.epoch != record.epoch:
             raise StaleLease("The session is no longer held here: restore it anew.", param="epoch")
         blocks = {key: frames.pack_tensors(key, tensors) for key, tensors in snapshot.tensors.items()}
         local = lease if self.shared is None else self.local.acquire(session, self._owner, self._ttl)
@@ -262,7 +338,7 @@ class Persister:
                 self._lose(session)
                 raise
         size = sum(map(len, blocks.values()))
-        self.counts[f"{self.local.tier}.written_bytes"] += size
+        self._count(self.local.tier, written_bytes=size)
         return Committed(record.version, size, time.monotonic() - began, problem)
 
     def _share(self, store: SessionStore, lease: Lease, record: SessionRecord) -> None:
@@ -289,12 +365,52 @@ class Persister:
         """
         found = read_session(self._stores, self.fingerprint, session)
         report = found.report if isinstance(found, Loaded) else found
-        self.counts[f"{report.tier}.hits"] += 1
-        self.counts[f"{report.tier}.restored_tokens"] += report.tokens
-        self.counts[f"{report.tier}.read_bytes"] += report.bytes
+        self._count(report.tier, hits=1, restored_tokens=report.tokens, read_bytes=report.bytes)
         if isinstance(found, Loaded):
             self._latest[session] = found.record
         return found
+
+    def _count(self, tier: str, **amounts: int) -> None:
+        with self._counting:
+            self.counts.update({f"{tier}.{what}": amount for what, amount in amounts.items()})
+
+    def open(self, session: str) -> Loaded | Restore:
+        """As `read`, but the record and the ids alone, for who needs to know the conversation first."""
+        found = read_session(self._stores, self.fingerprint, session, kv=False)
+        if isinstance(found, Loaded):
+            self._latest[session] = found.record
+        return found
+
+    def latest(self, session: str) -> SessionRecord | None:
+        """The newest record known here, without asking any store."""
+        return self._latest.get(session)
+
+    def held_sessions(self) -> list[str]:
+        """Sessions this process may write."""
+        return list(self._leases)
+
+    def stored_positions(self, session: str) -> int:
+        """Positions of KV that the newest record known here names."""
+        latest = self._latest.get(session)
+        return 0 if latest is None else max((ref.stop for ref in latest.refs("kv")), default=0)
+
+    def find(self, labels: Sequence[str]) -> dict[str, str]:
+        """Stored sessions by labels (see `SessionRecord.labels`). A shared store that is away finds nothing."""
+        found: dict[str, str] = {}
+        for store in reversed(self._stores):
+            with suppress(StoreUnavailable):
+                found |= store.find(labels)
+        return found
+
+    def copy(self, source: str, session: str, ids: Sequence[int], facts: Facts) -> None:
+        """Commit a new session that begins as a stored one: what both have in common is kept once.
+
+        Raises as `hold` and `commit` do.
+        """
+        base = self._latest.get(source) or self._peek(self.local, source)
+        self.hold(session)
+        boundary = 0 if base is None else min(base.boundary, len(ids))
+        self.commit(self.complete(self.prepare(session, ids, boundary, {}, facts, base=base), None))
 
     def delete(self, session: str) -> None:
         """Remove a session that is held here. The shared store comes first: a crash in between leaves it whole here.

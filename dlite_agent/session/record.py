@@ -21,6 +21,7 @@ import torch
 from dlite_agent.decode.sampling import Sampler, SamplingParams
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.history import History
+from dlite_agent.session.identity import name_label, turn_labels
 
 FORMAT = 1
 BlockKind = Literal["ids", "features", "kv"]
@@ -111,6 +112,7 @@ class SessionRecord:
         boundary: positions that the target KV covered; `anchor` is ids[boundary], or None where that is not decided.
         history: the turns with roles, message digests and positions.
         divergence: why the last request did not simply continue, for people; or None.
+        owner, name, parent, created: as in the registry's `Session`; created is Unix seconds.
         blocks: all blocks, in order of kind and position. A store that keeps no KV lists none of that kind.
     """
 
@@ -126,6 +128,16 @@ class SessionRecord:
     sampler: SamplerState | None = None
     acceptance: Acceptance = field(default_factory=Acceptance)
     divergence: str | None = None
+    owner: str = ""
+    name: str = ""
+    parent: str = ""
+    created: float = 0.0
+
+    @property
+    def labels(self) -> list[str]:
+        """What the session is found by beside its id: its turns' ends, oldest first, then its name."""
+        named = [name_label(self.owner, self.name)] if self.name else []
+        return turn_labels(self.owner, self.history) + named
 
     @property
     def version(self) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from dlite_agent.errors import Conflict, InvalidRequest, NotFound
 from dlite_agent.session.history import History
 from dlite_agent.session.identity import SessionIndex, SessionName
 from dlite_agent.session.messages import JSON, Message, digest
+from dlite_agent.session.record import Acceptance, SessionRecord
 
 BINDING = "body session_id"
 """The one convention that binds: other names are given by clients that also run side conversations under them."""
@@ -35,6 +36,10 @@ class Session:
         ids: the canonical ids of all committed turns.
         turns: commits so far; it only grows, history may be cut.
         divergence: why the last turn did not simply continue, or None.
+        acceptance: sums over all its rounds.
+        version: of its newest stored record that this process knows, None if there is none.
+        stored: name of the stored session that its ids begin with: its own, or the one it was forked from; or empty.
+        unstored: why what is stored of it is not used, if so.
     """
 
     id: str
@@ -47,6 +52,10 @@ class Session:
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.time)
     divergence: str | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    version: tuple[int, int] | None = None
+    stored: str = ""
+    unstored: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -82,6 +91,35 @@ class Registry:
         session = self._sessions.get(self._names.get((owner, reference), reference))
         if session is None or session.owner != owner:
             raise NotFound(f"There is no session {reference!r}.", param="session_id")
+        return session
+
+    def known(self, session_id: str) -> Session | None:
+        """A session by id, whoever's it is."""
+        return self._sessions.get(session_id)
+
+    def in_flight(self) -> Sequence[Session]:
+        """Sessions with a turn in flight."""
+        return [session for session in self._sessions.values() if session.in_flight]
+
+    def matched(self, owner: str, messages: Sequence[Message], tools: Sequence[JSON]) -> int:
+        """How many leading messages of a request are a session's here."""
+        found = self._index.find(owner, messages, tools)
+        return 0 if found is None else found.messages
+
+    def adopt(self, record: SessionRecord, ids: Sequence[int]) -> Session:
+        """A stored session, from now on known here; or brought up to date, if it was."""
+        session = self._sessions.get(record.session)
+        if session is None:
+            session = Session(record.session, record.owner, record.name, record.parent, created=record.created)
+            self._sessions[session.id] = session
+        if session.name:
+            self._names.setdefault((session.owner, session.name), session.id)
+        session.ids, session.history = list(ids), record.history
+        session.turns, session.divergence, session.acceptance = record.turn, record.divergence, record.acceptance
+        session.version, session.stored = record.version, record.session
+        if record.history.turns:
+            self._index.put(session.owner, session.id, record.history)
+        self._trim()
         return session
 
     def list(self, owner: str) -> list[Session]:
@@ -186,6 +224,7 @@ class Registry:
         if name and (session.owner, name) in self._names:
             raise Conflict(f"There is a session named {name!r} already.", param="session_id")
         copy = self._new(session.owner, name, session.id)
+        copy.stored = session.stored
         if turn is None or turn == len(turns):
             copy.ids, copy.history = list(session.ids), session.history
         else:

@@ -52,6 +52,11 @@ class Loaded:
     rows: list[Tensor]
     report: Restore
 
+    @property
+    def tokens(self) -> int:
+        """Positions of KV."""
+        return self.report.tokens
+
     def apply(self, kv: SequenceKV, device: torch.device) -> DecodeState:
         """The decoder's state on an empty sequence. Raises KVExhausted, then nothing has changed."""
         kv.reserve(sum(rows.shape[3] for rows in self.rows))
@@ -62,16 +67,19 @@ class Loaded:
         return DecodeState(kv, list(self.ids), kept.get(kv.length), kept)
 
 
-def read_session(stores: Sequence[SessionStore], fingerprint: Fingerprint, session: str) -> Loaded | Restore:
+def read_session(
+    stores: Sequence[SessionStore], fingerprint: Fingerprint, session: str, *, kv: bool = True
+) -> Loaded | Restore:
     """The newest state of a session that can be had, or a Restore that says why there is none.
 
     Args:
         stores: nearest first.
+        kv: False reads the record and the ids only.
 
     Raises:
         StoreUnavailable: no store has a usable record, and one could not be asked.
     """
-    return _Reader(stores, fingerprint, session).read()
+    return _Reader(stores, fingerprint, session).read(kv=kv)
 
 
 class _Reader:
@@ -83,7 +91,7 @@ class _Reader:
         self._why: list[str] = []
         self._bytes = 0
 
-    def read(self) -> Loaded | Restore:
+    def read(self, *, kv: bool) -> Loaded | Restore:
         records = self._records()
         if not records:
             return self._report("none", 0, 0, features=False)
@@ -98,6 +106,8 @@ class _Reader:
             del ids[turns[-1].end :]
             self._why.append(f"cut to {len(turns)} of {len(best.history.turns)} turns")
             best = replace(best, length=len(ids), history=History(best.history.tools, turns), divergence=None)
+        if not kv:
+            return Loaded(best, ids, {}, [], self._report(home.tier, 0, len(ids), features=False))
         refs = [(store, ref) for store, record in records for ref in record.blocks if ref.stop <= len(ids)]
         keys = BlockKeys(self._fingerprint, ids, {ref.stop for _, ref in refs})
         sound = [(store, ref) for store, ref in refs if keys.matches(ref)]

@@ -53,6 +53,7 @@ class Costs:
         device_gb: memory of the device: what a second of all of it is worth.
         copy_share: share of the device that a transfer takes from others while it runs.
         wait_share: added to it while the returning session stands waiting.
+        device_price: of holding a GB on the device for a second: 1 where others want it, 0 where it would lie idle.
         host_price, disk_price: GB·s of these for one of the device.
     """
 
@@ -64,6 +65,7 @@ class Costs:
     device_gb: float = 80.0
     copy_share: float = 0.1
     wait_share: float = 0.1
+    device_price: float = 1.0
     host_price: float = 0.05
     disk_price: float = 0.0005
 
@@ -76,7 +78,7 @@ class Costs:
 
     def holding(self, tokens: int) -> NDArray[np.float64]:
         """Cost a second by tier."""
-        return self.gigabytes(tokens) * np.array([1.0, self.host_price, self.disk_price, 0.0])
+        return self.gigabytes(tokens) * np.array([self.device_price, self.host_price, self.disk_price, 0.0])
 
     def transfer(self, tokens: int, tier: Tier) -> float:
         """Seconds from a tier to the device."""

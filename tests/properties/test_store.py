@@ -71,9 +71,9 @@ class Sessions(RuleBasedStateMachine):
         assert newest == truth.version
         if truth.live is not None:
             return truth.live
-        copy = None if newest is None else self.host.get(name, newest)
-        if copy is not None:
-            state = copy.restore(pool().sequence(), CPU)
+        copy = self.host.get(name)
+        if copy is not None and list(copy.ids) == truth.ids:
+            state = copy.apply(pool().sequence(), CPU)
         else:
             found = self.keeper.read(name)
             assert isinstance(found, Loaded), found
@@ -131,7 +131,7 @@ class Sessions(RuleBasedStateMachine):
     def spill(self, name: str) -> None:
         truth = self.truth[name]
         if truth.live is not None and truth.version is not None:
-            self.host.put(name, truth.live, truth.version)
+            self.host.put(name, truth.live)
             truth.live = None
 
     @rule(name=names, tokens=TOKENS)

@@ -258,18 +258,20 @@ def test_the_host_copy_is_the_state_itself(store: SessionStore) -> None:
     state = new_state(pool().sequence(), IDS)
     keeper = persister(store)
     keeper.hold("s")
-    version = keeper.commit(keeper.snapshot("s", state, facts(700))).version
+    keeper.commit(keeper.snapshot("s", state, facts(700)))
     host = HostTier()
-    host.put("s", state, version)
+    host.put("s", state)
     state.kv.free()
     assert host.bytes >= 699 * BYTES_PER_POSITION
-    copy = host.get("s", version)
+    copy = host.get("s")
     assert copy is not None
-    back = copy.restore(pool().sequence(), CPU)
+    assert copy.tokens == 699
+    back = copy.apply(pool().sequence(), CPU)
     assert back.ids == IDS
     assert torch.equal(back.kv.export(), rows_for(IDS[:699]))
     assert back.features is not None
-    assert host.get("s", (version[0], version[1] + 1)) is None
+    host.drop("s")
+    assert host.get("s") is None
     assert host.bytes == 0
 
 

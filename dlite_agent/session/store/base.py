@@ -45,7 +45,8 @@ class Lease:
 
 @dataclass(frozen=True)
 class Entry:
-    """A stored session: ids, commits, bytes of its blocks (shared ones included), seconds since the last use."""
+    """A stored session: ids, commits, bytes of its blocks (shared ones included), seconds since the last use; whose it
+    is, and what its client calls it."""
 
     session: str
     tokens: int
@@ -53,6 +54,8 @@ class Entry:
     epoch: int
     bytes: int
     idle_s: float
+    owner: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,10 @@ class SessionStore(Protocol):
 
     def load(self, session: str) -> bytes | None:
         """The encoded record last committed, or None."""
+        ...
+
+    def find(self, labels: Sequence[str]) -> dict[str, str]:
+        """For each label that stored records have, the session with it that was used last (a hint: load it to know)."""
         ...
 
     def held(self, session: str, keys: Sequence[str]) -> set[str]:

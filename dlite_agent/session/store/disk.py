@@ -24,14 +24,20 @@ from dlite_agent.session.store.segments import Contents, Place, Segments, record
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS segments (name TEXT PRIMARY KEY, committed INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS records (segment TEXT PRIMARY KEY, session TEXT NOT NULL, body BLOB NOT NULL,
-    tokens INTEGER NOT NULL, turn INTEGER NOT NULL, epoch INTEGER NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL);
+    tokens INTEGER NOT NULL, turn INTEGER NOT NULL, epoch INTEGER NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL,
+    owner TEXT NOT NULL, name TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS labels (label TEXT NOT NULL, segment TEXT NOT NULL, PRIMARY KEY (label, segment))
+    WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS labels_by_segment ON labels (segment);
 CREATE TABLE IF NOT EXISTS blocks (key TEXT PRIMARY KEY, segment TEXT NOT NULL, offset INTEGER NOT NULL,
     length INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS uses (segment TEXT NOT NULL, key TEXT NOT NULL, PRIMARY KEY (segment, key)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS blocks_by_segment ON blocks (segment);
 CREATE INDEX IF NOT EXISTS uses_by_key ON uses (key);
 """
-_LAYOUT = 1
+_LAYOUT = 2
+_ASK = 500
+"""Labels asked for at once: SQLite takes a limited number of parameters."""
 
 
 class DiskStore:
@@ -52,6 +58,7 @@ class DiskStore:
     def __init__(self, root: Path, *, writable: bool = True) -> None:
         self._lock = threading.RLock()
         self._guard: int | None = None
+        self._whole = False
         try:
             self._segments = Segments(root / "segments", writable=writable)
             if writable:
@@ -133,6 +140,8 @@ class DiskStore:
     def _catch_up_all(self) -> None:
         for segment in self._segments.names():
             self._catch_up(segment)
+        # Whoever owns the store keeps the index up to date from then on; a reader must look again.
+        self._whole = self._guard is not None
 
     def _epoch(self, session: str) -> int:
         data = self.load(session)
@@ -159,6 +168,21 @@ class DiskStore:
             self._catch_up(segment)
             row = self._index.execute("SELECT body FROM records WHERE segment=?", (segment,)).fetchone()
             return None if row is None else bytes(row[0])
+
+    def find(self, labels: Sequence[str]) -> dict[str, str]:
+        with self._lock:
+            if not self._whole:
+                self._catch_up_all()
+            found: dict[str, str] = {}
+            for first in range(0, len(labels), _ASK):
+                some = labels[first : first + _ASK]
+                rows = self._index.execute(
+                    "SELECT l.label, r.session FROM labels l JOIN records r ON r.segment = l.segment "
+                    f"WHERE l.label IN ({','.join('?' * len(some))}) ORDER BY r.used",
+                    list(some),
+                )
+                found |= dict(rows.fetchall())
+            return found
 
     def _place(self, key: str) -> Place | None:
         row = self._index.execute("SELECT segment, offset, length FROM blocks WHERE key=?", (key,)).fetchone()
@@ -222,11 +246,11 @@ class DiskStore:
             self._catch_up_all()
             now = time.time()
             rows = self._index.execute(
-                "SELECT session, tokens, turn, epoch, bytes, used FROM records ORDER BY used DESC"
+                "SELECT session, tokens, turn, epoch, bytes, used, owner, name FROM records ORDER BY used DESC"
             ).fetchall()
             return [
-                Entry(session, tokens, turn, epoch, size, max(now - used, 0.0))
-                for session, tokens, turn, epoch, size, used in rows
+                Entry(session, tokens, turn, epoch, size, max(now - used, 0.0), owner, name)
+                for session, tokens, turn, epoch, size, used, owner, name in rows
             ]
 
     def gc(self, *, ttl_s: float | None = None, max_bytes: int | None = None) -> Swept:
@@ -236,17 +260,19 @@ class DiskStore:
         are not special: whoever collects decides.
         """
         with self._lock:
-            before, gone = self._bytes(), 0
+            before, gone = self.bytes, 0
             for entry in reversed(self.entries()):
                 late = ttl_s is not None and entry.idle_s > ttl_s
-                if late or (max_bytes is not None and self._bytes() > max_bytes):
+                if late or (max_bytes is not None and self.bytes > max_bytes):
                     self.delete(entry.session)
                     gone += 1
             for segment in self._segments.names():
                 self._compact(segment)
-            return Swept(gone, before - self._bytes())
+            return Swept(gone, before - self.bytes)
 
-    def _bytes(self) -> int:
+    @property
+    def bytes(self) -> int:
+        """Of all segment files."""
         return sum(self._segments.size(segment) for segment in self._segments.names())
 
     def _compact(self, segment: str) -> None:
@@ -299,13 +325,19 @@ def _own(path: Path) -> int:
 
 def _remember(index: sqlite3.Connection, segment: str, record: SessionRecord, body: bytes) -> None:
     index.execute(
-        "INSERT OR REPLACE INTO records VALUES (?,?,?,?,?,?,?,?)",
-        (segment, record.session, body, record.length, record.turn, record.epoch, record.size, time.time()),
+        "INSERT OR REPLACE INTO records VALUES (?,?,?,?,?,?,?,?,?,?)",
+        (
+            *(segment, record.session, body, record.length, record.turn, record.epoch, record.size, time.time()),
+            *(record.owner, record.name),
+        ),
     )
+    index.execute("DELETE FROM labels WHERE segment=?", (segment,))
+    index.executemany("INSERT OR IGNORE INTO labels VALUES (?,?)", [(label, segment) for label in record.labels])
     index.execute("DELETE FROM uses WHERE segment=?", (segment,))
     index.executemany("INSERT INTO uses VALUES (?,?)", [(segment, key) for key in record.keys])
 
 
 def _forget(index: sqlite3.Connection, segment: str) -> None:
     index.execute("DELETE FROM records WHERE segment=?", (segment,))
+    index.execute("DELETE FROM labels WHERE segment=?", (segment,))
     index.execute("DELETE FROM uses WHERE segment=?", (segment,))

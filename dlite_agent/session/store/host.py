@@ -13,19 +13,23 @@ from dlite_agent.decode.state import DecodeState
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A session off the device; `version` is that of the record committed for this very state."""
+    """A session off the device. Its KV is worth what its ids are: compare them, whatever has happened since."""
 
-    version: tuple[int, int]
     ids: tuple[int, ...]
     rows: Tensor
     features: Tensor | None
     kept: dict[int, Tensor]
 
     @property
+    def tokens(self) -> int:
+        """Positions of KV."""
+        return self.rows.shape[3]
+
+    @property
     def bytes(self) -> int:
         return self.rows.nbytes + sum(row.nbytes for row in self.kept.values())
 
-    def restore(self, kv: SequenceKV, device: torch.device) -> DecodeState:
+    def apply(self, kv: SequenceKV, device: torch.device) -> DecodeState:
         """The state again, on an empty sequence. Raises KVExhausted, then nothing has changed."""
         if self.rows.shape[3]:
             kv.load(self.rows.to(device))
@@ -34,34 +38,33 @@ class HostCopy:
 
 
 class HostTier:
-    """Copies by session. What to keep here is the retention policy's choice, not this class's. One thread."""
+    """Copies by session. What to keep here is the retention policy's choice, not this class's. One thread.
+
+    Attributes:
+        bytes: held by all copies.
+    """
 
     def __init__(self) -> None:
         self._copies: dict[str, HostCopy] = {}
+        self.bytes = 0
 
-    @property
-    def bytes(self) -> int:
-        return sum(copy.bytes for copy in self._copies.values())
-
-    def put(self, session: str, state: DecodeState, version: tuple[int, int]) -> None:
+    def put(self, session: str, state: DecodeState) -> None:
         """Copy a session's state off the device. Its KV is left for the caller to free."""
-        self._copies[session] = HostCopy(
-            version,
+        self.drop(session)
+        copy = HostCopy(
             tuple(state.ids),
             state.kv.export().to("cpu"),
             None if state.features is None else state.features.to("cpu"),
             {n: row.to("cpu") for n, row in state.kept.items()},
         )
+        self._copies[session] = copy
+        self.bytes += copy.bytes
 
-    def get(self, session: str, version: tuple[int, int]) -> HostCopy | None:
-        """The copy, if it is of that version; an older one is dropped."""
-        copy = self._copies.get(session)
-        if copy is not None and copy.version != version:
-            del self._copies[session]
-            return None
-        return copy
+    def get(self, session: str) -> HostCopy | None:
+        return self._copies.get(session)
 
-    def drop(self, session: str) -> int:
-        """Forget a copy; returns its bytes."""
+    def drop(self, session: str) -> None:
+        """Forget a copy; an unknown one is fine."""
         copy = self._copies.pop(session, None)
-        return 0 if copy is None else copy.bytes
+        if copy is not None:
+            self.bytes -= copy.bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dlite_agent.errors import NotFound
 from dlite_agent.session.record import SessionRecord, decode
@@ -15,14 +16,15 @@ class MemoryStore:
     """A SessionStore in a dictionary; blocks that several sessions name are kept once."""
 
     tier = "memory"
-    kv_limit: int | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, kv_limit: int | None = None) -> None:
+        self.kv_limit = kv_limit
         self._lock = threading.RLock()
         self._records: dict[str, bytes] = {}
         self._keys: dict[str, set[str]] = {}
         self._blocks: dict[str, bytes] = {}
         self._used: dict[str, float] = {}
+        self._labels: dict[str, set[str]] = {}
         self._leases = LocalLeases(self._epoch)
 
     def _epoch(self, session: str) -> int:
@@ -45,6 +47,11 @@ class MemoryStore:
         with self._lock:
             return self._records.get(session)
 
+    def find(self, labels: Sequence[str]) -> dict[str, str]:
+        with self._lock:
+            latest = sorted(self._labels, key=self._used.__getitem__)
+            return {label: name for name in latest for label in labels if label in self._labels[name]}
+
     def held(self, session: str, keys: Sequence[str]) -> set[str]:
         with self._lock:
             return {key for key in keys if key in self._blocks}
@@ -55,6 +62,7 @@ class MemoryStore:
             self._blocks.update(blocks)
             self._records[lease.session] = record.encode()
             self._keys[lease.session] = set(record.keys)
+            self._labels[lease.session] = set(record.labels)
             self._used[lease.session] = time.monotonic()
             self._collect()
 
@@ -82,7 +90,7 @@ class MemoryStore:
         with self._lock:
             if self._records.pop(session, None) is None:
                 raise NotFound("There is no such session.", param="session")
-            del self._keys[session], self._used[session]
+            del self._keys[session], self._used[session], self._labels[session]
             self._collect()
 
     def entries(self) -> list[Entry]:
@@ -92,7 +100,8 @@ class MemoryStore:
             for session in sorted(self._used, key=self._used.__getitem__, reverse=True):
                 record = decode(self._records[session], session)
                 idle = now - self._used[session]
-                found.append(Entry(session, record.length, record.turn, record.epoch, record.size, idle))
+                entry = Entry(session, record.length, record.turn, record.epoch, record.size, idle)
+                found.append(replace(entry, owner=record.owner, name=record.name))
             return found
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import redis
@@ -30,6 +31,8 @@ from dlite_agent.session.store.base import (
     StoreUnavailable,
 )
 
+_LABELS = 8
+"""Labels written with a commit: earlier ones were written by earlier commits."""
 _FETCH = 8
 """Blocks asked for at once: at most 64 MB on the way."""
 
@@ -168,6 +171,16 @@ class RedisStore:
         key = self._key(session, "record")
         return self._call(lambda: cast("bytes | None", self._client.hget(key, "body")))
 
+    def _label(self, label: str) -> str:
+        return f"{self._namespace}:label:{label}"
+
+    def find(self, labels: Sequence[str]) -> dict[str, str]:
+        pipeline = self._client.pipeline(transaction=False)
+        for label in labels:
+            pipeline.get(self._label(label))
+        found = self._call(pipeline.execute) if labels else []
+        return {label: data.decode() for label, data in zip(labels, found, strict=True) if data is not None}
+
     def held(self, session: str, keys: Sequence[str]) -> set[str]:
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
@@ -184,6 +197,11 @@ class RedisStore:
                 )
             self._fenced(_PUT, lease, [self._key(lease.session, key)], [data])
         self._fenced(_COMMIT, lease, [self._key(lease.session, key) for key in record.keys], [record.encode()])
+        # Labels lie in other slots of a cluster, so they follow on their own; a missing one is a session not found.
+        pipeline = self._client.pipeline(transaction=False)
+        for label in record.labels[-_LABELS:]:
+            pipeline.set(self._label(label), lease.session, px=self._ttl)
+        self._call(pipeline.execute)
 
     def fetch(self, session: str, keys: Sequence[str]) -> Iterator[bytes | None]:
         for first in range(0, len(keys), _FETCH):
@@ -227,7 +245,8 @@ class RedisStore:
                 continue
             if record is not None:
                 idle = max(self._ttl - left, 0) / 1000
-                found.append(Entry(record.session, record.length, record.turn, record.epoch, record.size, idle))
+                entry = Entry(record.session, record.length, record.turn, record.epoch, record.size, idle)
+                found.append(replace(entry, owner=record.owner, name=record.name))
         return sorted(found, key=lambda entry: entry.idle_s)
 
     def close(self) -> None:
