@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dlite_agent.cli_bench import bench_app
+from dlite_agent.cli_sessions import sessions_app
 from dlite_agent.cli_train import train_app
 from dlite_agent.errors import DliteError, InvalidRequest
 from dlite_agent.options import Device, DrafterOption, Dtype, GroupSize, Target, Threads, Window
@@ -21,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 model_app = typer.Typer(no_args_is_help=True, help="The target and its drafters.")
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
+app.add_typer(sessions_app, name="sessions")
 app.add_typer(train_app, name="train")
 
 
@@ -150,7 +152,17 @@ def _conversation(prompt: str | None, messages: Path | None) -> list[dict[str, A
 def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder for event logs.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder for event logs and sessions.")] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(help="Redis URL that replicas share; or set DLITE_REDIS_URL, which keeps it out of ps."),
+    ] = None,
+    redis_kv_limit_mib: Annotated[float, typer.Option(help="KV that one session may keep in Redis, MiB.")] = 0.0,
+    lease_seconds: Annotated[
+        float, typer.Option(help="Idle seconds before another replica may take a session.")
+    ] = 30.0,
+    host_gib: Annotated[float, typer.Option(help="Host memory for paused sessions' KV, GiB.")] = 2.0,
+    idle_share: Annotated[float, typer.Option(help="Share of the KV budget that paused sessions may hold.")] = 0.8,
     target: Target = "smollm2-135m",
     drafter: DrafterOption = "auto",
     anchor_group_size: GroupSize = None,
@@ -189,6 +201,13 @@ def serve(
                 api_keys=keys,
                 session_conflict=session_conflict,  # type: ignore[arg-type]  # checked by ServerSettings
                 log_content=log_content,
+            ),
+            sessions=config.SessionSettings(
+                host_bytes=int(host_gib * 2**30),
+                idle_share=idle_share,
+                redis_url=redis or os.environ.get("DLITE_REDIS_URL"),
+                redis_kv_limit=int(redis_kv_limit_mib * 2**20),
+                lease_ttl_s=lease_seconds,
             ),
             data_dir=data_dir,
         )
