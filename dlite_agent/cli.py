@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dlite_agent.cli_bench import bench_app
+from dlite_agent.cli_run import run as run_task
 from dlite_agent.cli_sessions import sessions_app
 from dlite_agent.cli_train import train_app
 from dlite_agent.errors import DliteError, InvalidRequest
@@ -20,6 +21,7 @@ from dlite_agent.options import Device, DrafterOption, Dtype, GroupSize, Target,
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 model_app = typer.Typer(no_args_is_help=True, help="The target and its drafters.")
+app.command("run")(run_task)
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 app.add_typer(sessions_app, name="sessions")
@@ -152,7 +154,11 @@ def _conversation(prompt: str | None, messages: Path | None) -> list[dict[str, A
 def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder for event logs and sessions.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder for event logs, sessions and agent runs.")] = None,
+    workspaces: Annotated[
+        list[Path] | None, typer.Option(help="Folder below which agent runs may work; may be given several times.")
+    ] = None,
+    bundles_dir: Annotated[list[Path] | None, typer.Option(help="A folder of further tool bundles.")] = None,
     redis: Annotated[
         str | None,
         typer.Option(help="Redis URL that replicas share; or set DLITE_REDIS_URL, which keeps it out of ps."),
@@ -178,6 +184,7 @@ def serve(
 ) -> None:
     """Serve sessions over HTTP in OpenAI's and Anthropic's shapes."""
     from dlite_agent import config
+    from dlite_agent.agent.runs import RunsSettings
     from dlite_agent.api.serve import serve as run
 
     key = os.environ.get("DLITE_API_KEY")
@@ -210,7 +217,8 @@ def serve(
                 lease_ttl_s=lease_seconds,
             ),
             data_dir=data_dir,
-        )
+        ),
+        RunsSettings(roots=tuple(workspaces or ()), bundles=tuple(bundles_dir or ())),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -97,3 +97,8 @@ class End(StrEnum):
 
 CONTINUABLE = (End.SUBMITTED, End.ANSWERED)
 """Ends after which a follow-up message goes on with the run."""
+
+SMALL_MODEL: Final = {"max_tokens": 160, "argument_characters": 80, "repetition_penalty": 1.1}
+"""Options that keep a tiny model going: every call it may write fits its turn."""
+SMALL_OUTPUT: Final = 1200
+"""Bytes of one tool result that a tiny model's context can take many of."""

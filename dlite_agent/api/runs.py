@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -92,7 +92,9 @@ async def get_run(request: Request, run_id: str) -> Response:
 async def run_events(
     request: Request,
     run_id: str,
-    follow: Annotated[bool, Query(description="Stay until the run ends, and send coming events too.")] = True,
+    stay: Annotated[
+        bool, Query(alias="follow", description="Stay until the run ends, and send coming events too.")
+    ] = True,
 ) -> Response:
     """The run's trace as server-sent events, from the start or behind `Last-Event-ID`; live, also what the model says
     as it says it."""
@@ -106,31 +108,44 @@ async def run_events(
         run.log.leave(watcher)
 
     pause = service_of(request).settings.server.keepalive_seconds
-    return EventStream(_frames(run, int(given), watcher if follow else None, pause), leave, {})
+    return EventStream(_frames(run, int(given), watcher, pause, stay), leave, {})
+
+
+async def follow(
+    run: AgentRun, at: int, pause: float, watcher: asyncio.Queue[Signal | None] | None = None, *, stay: bool = True
+) -> AsyncGenerator[tuple[str, dict[str, Any], int | None], None]:
+    """The state, the log from an offset on, then what comes, until the run ends: kind, data and, for events of the log,
+    the offset behind them. Empty data of kind `idle` says that nothing came for `pause` seconds."""
+    own = watcher is None
+    watcher = watcher or run.log.watch()
+    try:
+        yield "state", card(run, whole=False), None
+        signal: Signal | None = Signal("log", {})
+        while signal is not None:
+            if signal.kind == "log":
+                for line in run.log.lines(at):
+                    at = line.end
+                    yield str(line.record["kind"]), line.record, at
+            elif signal.kind == "state":
+                yield "state", card(run, whole=False), None
+            else:
+                yield signal.kind, signal.data, None
+            if not stay or (run.at_rest and watcher.empty()):
+                return
+            try:
+                signal = await asyncio.wait_for(watcher.get(), pause)
+            except TimeoutError:
+                signal = Signal("idle", {})
+    finally:
+        if own:
+            run.log.leave(watcher)
 
 
 async def _frames(
-    run: AgentRun, at: int, watcher: asyncio.Queue[Signal | None] | None, pause: float
+    run: AgentRun, at: int, watcher: asyncio.Queue[Signal | None], pause: float, stay: bool
 ) -> AsyncIterator[bytes]:
-    """The state, the log from an offset on, then what comes. The id of an event is the offset behind it."""
-    yield _frame("state", card(run, whole=False))
-    signal: Signal | None = Signal("log", {})
-    while signal is not None:
-        if signal.kind == "log":
-            for line in run.log.lines(at):
-                at = line.end
-                yield _frame(str(line.record["kind"]), line.record, at)
-        elif signal.kind == "state":
-            yield _frame("state", card(run, whole=False))
-        else:
-            yield _frame(signal.kind, signal.data)
-        if watcher is None or (run.at_rest and watcher.empty()):
-            return
-        try:
-            signal = await asyncio.wait_for(watcher.get(), pause)
-        except TimeoutError:
-            signal = Signal("log", {})
-            yield b": idle\n\n"
+    async for kind, data, end in follow(run, at, pause, watcher, stay=stay):
+        yield b": idle\n\n" if kind == "idle" else _frame(kind, data, end)
 
 
 def _frame(kind: str, data: dict[str, Any], identity: int | None = None) -> bytes:

@@ -1,0 +1,5 @@
+from server import address
+
+
+def test_address():
+    assert address() == "localhost:8080"

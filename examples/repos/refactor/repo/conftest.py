@@ -1,0 +1,1 @@
+"""Puts the repository on the path of its tests."""

@@ -1,0 +1,3 @@
+from shop.orders import calc_total
+
+__all__ = ["calc_total"]
