@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,8 @@ import httpx
 from dlite_agent.api.serve import Server, make_server
 from dlite_agent.api.service import Service
 from dlite_agent.config import ModelSettings, SchedulerSettings, ServerSettings, Settings
+from tests import tokenizers
+from tests.helpers import CONTEXT, load_tiny, make_drafter, save_model, tiny_model
 
 MODEL = "smollm2-135m"
 HI = [{"role": "user", "content": "Say hi."}]
@@ -87,6 +90,30 @@ def live(settings: Settings) -> Iterator[Live]:
         finally:
             server.should_exit = True
             thread.join(60)
+
+
+def tiny(folder: Path, *, context_limit: int = CONTEXT, **server: Any) -> Settings:
+    """Settings of a random model of a few layers, with a drafter of its own and the default target's tokenizer.
+
+    For traffic whose answers do not matter: a step takes a small part of the default target's time.
+    """
+    tokenizer = tokenizers.load("smollm2")
+    model = tiny_model("llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    save_model(model, folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    drafter = make_drafter(load_tiny(folder / "target").spec, mask_token_id=0)
+    drafter.save(folder / "drafter", {})
+    return Settings(
+        model=ModelSettings(
+            target=str(folder / "target"),
+            drafter=str(folder / "drafter"),
+            dtype="fp32",
+            threads=1,
+            context_limit=context_limit,
+        ),
+        scheduler=SchedulerSettings(max_running=8, max_queued=16),
+        server=ServerSettings(keepalive_seconds=0.2, **server),
+    )
 
 
 _SHARED = contextlib.ExitStack()

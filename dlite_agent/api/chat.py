@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from dlite_agent.api import problems
+from dlite_agent.api import shapes
+from dlite_agent.api.chunks import chunks, head
 from dlite_agent.api.fields import (
     MAX_CHOICES,
     MAX_TOP_SCORES,
-    DliteOptions,
+    Int,
     Penalties,
-    Sampling,
-    SessionFields,
     Strict,
     Texts,
     TokenCount,
+    TurnRequest,
+    begin,
     caller_of,
-    check_model,
     function_tools,
-    name_of,
-    no_effect,
-    read,
-    sampling,
+    read_served,
     service_of,
 )
 from dlite_agent.api.recorder import message_json
 from dlite_agent.api.service import Ask, Service
-from dlite_agent.api.stream import EventStream, collect, comment, frame
-from dlite_agent.api.turns import Answer, Chunk, Run, Waiting
+from dlite_agent.api.stream import respond
+from dlite_agent.api.turns import Answer, Chunk, Run
 from dlite_agent.api.usage import openai_usage
 from dlite_agent.decode.state import TokenScore
-from dlite_agent.errors import DliteError, InvalidRequest
+from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.deltas import ArgumentsDelta, CallStart, Delta, ReasoningDelta, TextDelta
 from dlite_agent.session.messages import normalise
 
@@ -51,22 +49,20 @@ class TemplateOptions(Strict):
     enable_thinking: bool | None = None
 
 
-class ChatRequest(Sampling, Penalties, SessionFields):
+class ChatRequest(TurnRequest, Penalties):
     """A chat completion request; fields that are not listed are refused."""
 
-    model: str
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), WithJsonSchema(shapes.CHAT_MESSAGES)]
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     stop: str | Texts | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stream: bool | None = None
+    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_SCORES)] | None = None
-    response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_TOP_SCORES)] | None = None
+    response_format: Annotated[dict[str, Any], WithJsonSchema(shapes.CHAT_FORMAT)] | None = None
+    tools: Annotated[list[dict[str, Any]], WithJsonSchema(shapes.CHAT_TOOLS)] | None = None
+    tool_choice: Annotated[Any, WithJsonSchema(shapes.CHAT_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: TemplateOptions | None = None
@@ -90,28 +86,21 @@ def ask_of(request: Request, fields: ChatRequest) -> Ask:
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
     tools = function_tools(fields.tools)
-    options = fields.dlite or DliteOptions()
-    return Ask(
-        api="chat",
+    ask = begin("chat", request, fields, _NO_EFFECT)
+    return replace(
+        ask,
         messages=normalise(fields.messages),
         tools=tools.functions,
         tool_choice="auto" if fields.tool_choice is None else fields.tool_choice,
         parallel=fields.parallel_tool_calls is not False,
         answer_schema=answer_schema(fields.response_format),
-        params=sampling(fields, fields, options),
         max_tokens=fields.max_completion_tokens or fields.max_tokens,
         stop=stops(fields.stop),
         n=fields.n or 1,
         top_scores=(fields.top_logprobs or 0) if fields.logprobs else None,
         thinking=_thinking(fields),
         ignore_eos=bool(fields.ignore_eos),
-        name=name_of(request, fields),
-        on_conflict=options.on_conflict,
-        mode=options.mode,
-        verify_window=options.verify_window,
-        seconds=options.timeout,
-        stream=bool(fields.stream),
-        warnings=tools.warnings + no_effect(fields, _NO_EFFECT),
+        warnings=tools.warnings + ask.warnings,
     )
 
 
@@ -147,16 +136,21 @@ def _thinking(fields: ChatRequest) -> bool | None:
 async def chat_completions(request: Request) -> Response:
     """Create a chat completion."""
     service = service_of(request)
-    fields = await read(request, ChatRequest)
-    check_model(fields.model, service.names)
+    fields = await read_served(request, ChatRequest)
     ask = ask_of(request, fields)
     run = await service.open(ask, caller_of(request))
-    headers = {"x-session-id": run.session.id}
+    frames = None
     if ask.stream:
-        wanted = None if fields.stream_options is None else fields.stream_options.include_usage
-        return EventStream(_frames(service, run, wanted), run.close, headers)
-    answers = await collect(request, run, run.answers())
-    return problems.Json(_whole(service, run, answers), headers=headers)
+        frames = chunks(
+            run,
+            head(service, run, "chatcmpl", "chat.completion.chunk"),
+            pause=service.settings.server.keepalive_seconds,
+            usage=None if fields.stream_options is None else fields.stream_options.include_usage,
+            opening=[_choice(service, choice.index, {"role": "assistant", "content": ""}) for choice in run.choices],
+            pieces=lambda chunk: _pieces(service, chunk),
+            last=lambda answer: _choice(service, answer.index, {}, finish=answer.finish),
+        )
+    return await respond(request, run, frames, lambda answers: _whole(service, run, answers))
 
 
 def _whole(service: Service, run: Run, answers: list[Answer]) -> dict[str, Any]:
@@ -169,58 +163,23 @@ def _whole(service: Service, run: Run, answers: list[Answer]) -> dict[str, Any]:
         }
         for answer in answers
     ]
-    return _head(service, run, "chat.completion") | {"choices": choices, "usage": openai_usage(run, answers)}
+    start = head(service, run, "chatcmpl", "chat.completion")
+    return {**start, "choices": choices, "usage": openai_usage(run, answers)}
 
 
-def _head(service: Service, run: Run, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{run.request_id}",
-        "object": kind,
-        "created": int(run.started),
-        "model": service.model,
-        "system_fingerprint": service.fingerprint,
-    }
+def _choice(
+    service: Service, index: int, delta: dict[str, Any], scores: tuple[TokenScore, ...] = (), finish: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": _logprobs(service, scores), "finish_reason": finish}
 
 
-async def _frames(service: Service, run: Run, usage: bool | None) -> AsyncIterator[bytes]:
-    """Chunks of a stream. Usage comes in a chunk without choices where the client asked for it (as OpenAI does), and
-    with the last finish reason where it said nothing: clients that do not ask often expect a choice in every chunk."""
-    head = _head(service, run, "chat.completion.chunk")
-
-    def chunk(
-        index: int,
-        delta: dict[str, Any],
-        scores: tuple[TokenScore, ...] = (),
-        finish: str | None = None,
-        extra: dict[str, Any] | None = None,
-    ) -> bytes:
-        logprobs = _logprobs(service, scores)
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return frame({**head, "choices": [choice], **(extra or {})})
-
-    answers: list[Answer] = []
-    try:
-        for choice in run.choices:
-            yield chunk(choice.index, {"role": "assistant", "content": ""})
-        async for event in run.events(service.settings.server.keepalive_seconds):
-            if isinstance(event, Waiting):
-                yield comment(event)
-            elif isinstance(event, Chunk):
-                scores = event.scores
-                for delta in [_delta(item) for item in event.deltas] or [{}]:
-                    if delta is not None:
-                        yield chunk(event.index, delta, scores)
-                        scores = ()
-            else:
-                answers = sorted([*answers, event], key=lambda answer: answer.index)
-                last = usage is None and len(answers) == len(run.choices)
-                extra = {"usage": openai_usage(run, answers)} if last else None
-                yield chunk(event.index, {}, finish=event.finish, extra=extra)
-        if usage:
-            yield frame({**head, "choices": [], "usage": openai_usage(run, answers)})
-    except DliteError as error:
-        yield frame(problems.body(error, "openai", run.request_id))
-    yield frame("[DONE]")
+def _pieces(service: Service, chunk: Chunk) -> Iterator[dict[str, Any]]:
+    """A choice for each delta; the scores of the chunk's tokens come with the first."""
+    scores = chunk.scores
+    for delta in [_delta(item) for item in chunk.deltas] or [{}]:
+        if delta is not None:
+            yield _choice(service, chunk.index, delta, scores)
+            scores = ()
 
 
 def _delta(item: Delta) -> dict[str, Any] | None:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from dlite_agent.api import problems
+from dlite_agent.api import shapes
 from dlite_agent.api.chat import StreamOptions, stops
+from dlite_agent.api.chunks import chunks, head
 from dlite_agent.api.fields import (
     MAX_CHOICES,
-    DliteOptions,
+    Int,
     Penalties,
-    Sampling,
-    SessionFields,
     Texts,
     TokenCount,
+    TurnRequest,
+    begin,
     caller_of,
-    check_model,
-    name_of,
-    no_effect,
-    read,
-    sampling,
+    read_served,
     service_of,
 )
-from dlite_agent.api.service import Ask, Service
-from dlite_agent.api.stream import EventStream, collect, comment, frame
-from dlite_agent.api.turns import Answer, Chunk, Run, Waiting
+from dlite_agent.api.service import Service
+from dlite_agent.api.stream import respond
+from dlite_agent.api.turns import Answer, Chunk, Run
 from dlite_agent.api.usage import openai_usage
 from dlite_agent.decode.state import TokenScore
-from dlite_agent.errors import DliteError, InvalidRequest
+from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.deltas import TextDelta
 
 router = APIRouter()
@@ -40,20 +38,18 @@ DEFAULT_MAX_TOKENS = 16
 """What this API has always generated when `max_tokens` is missing."""
 
 
-class CompletionRequest(Sampling, Penalties, SessionFields):
+class CompletionRequest(TurnRequest, Penalties):
     """A text completion request; fields that are not listed are refused."""
 
-    model: str
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[str | list[Int] | list[str] | list[list[Int]], WithJsonSchema(shapes.PROMPT)]
     max_tokens: TokenCount | None = None
     stop: str | Texts | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=5)] | None = None
     ignore_eos: bool | None = None
     user: str | None = None
 
@@ -74,32 +70,41 @@ def _prompt(given: str | list[int] | list[str] | list[list[int]], vocab: int) ->
 async def completions(request: Request) -> Response:
     """Continue a text."""
     service = service_of(request)
-    fields = await read(request, CompletionRequest)
-    check_model(fields.model, service.names)
-    options = fields.dlite or DliteOptions()
-    ask = Ask(
-        api="completions",
+    fields = await read_served(request, CompletionRequest)
+    ask = replace(
+        begin("completions", request, fields, ("user",)),
         prompt=_prompt(fields.prompt, service.vocab_size),
-        params=sampling(fields, fields, options),
         max_tokens=fields.max_tokens or DEFAULT_MAX_TOKENS,
         clamp=fields.max_tokens is None,
         stop=stops(fields.stop),
         n=fields.n or 1,
         top_scores=fields.logprobs,
         ignore_eos=bool(fields.ignore_eos),
-        name=name_of(request, fields),
-        on_conflict=options.on_conflict,
-        mode=options.mode,
-        verify_window=options.verify_window,
-        seconds=options.timeout,
-        warnings=no_effect(fields, ("user",)),
     )
     run = await service.open(ask, caller_of(request))
-    headers = {"x-session-id": run.session.id}
-    if fields.stream:
-        wanted = None if fields.stream_options is None else fields.stream_options.include_usage
-        return EventStream(_frames(service, run, wanted), run.close, headers)
-    answers = await collect(request, run, run.answers())
+    start = head(service, run, "cmpl", "text_completion")
+    sent = [0] * len(run.choices)
+
+    def pieces(chunk: Chunk) -> Iterator[dict[str, Any]]:
+        text = "".join(delta.text for delta in chunk.deltas if isinstance(delta, TextDelta))
+        logprobs = _logprobs(service, chunk.scores, sent[chunk.index])
+        sent[chunk.index] += len(text)
+        yield {"index": chunk.index, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+    frames = None
+    if ask.stream:
+        frames = chunks(
+            run,
+            start,
+            pause=service.settings.server.keepalive_seconds,
+            usage=None if fields.stream_options is None else fields.stream_options.include_usage,
+            pieces=pieces,
+            last=lambda answer: {"index": answer.index, "text": "", "logprobs": None, "finish_reason": answer.finish},
+        )
+    return await respond(request, run, frames, lambda answers: start | _whole(service, run, answers))
+
+
+def _whole(service: Service, run: Run, answers: list[Answer]) -> dict[str, Any]:
     choices = [
         {
             "index": answer.index,
@@ -109,50 +114,7 @@ async def completions(request: Request) -> Response:
         }
         for answer in answers
     ]
-    return problems.Json(
-        _head(service, run) | {"choices": choices, "usage": openai_usage(run, answers)}, headers=headers
-    )
-
-
-def _head(service: Service, run: Run) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{run.request_id}",
-        "object": "text_completion",
-        "created": int(run.started),
-        "model": service.model,
-        "system_fingerprint": service.fingerprint,
-    }
-
-
-async def _frames(service: Service, run: Run, usage: bool | None) -> AsyncIterator[bytes]:
-    head = _head(service, run)
-    sent = [0] * len(run.choices)
-    answers: list[Answer] = []
-
-    def chunk(index: int, text: str, scores: tuple[TokenScore, ...] = (), **more: Any) -> bytes:
-        finish = more.pop("finish", None)
-        logprobs = _logprobs(service, scores, sent[index])
-        sent[index] += len(text)
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return frame({**head, "choices": [choice], **more})
-
-    try:
-        async for event in run.events(service.settings.server.keepalive_seconds):
-            if isinstance(event, Waiting):
-                yield comment(event)
-            elif isinstance(event, Chunk):
-                text = "".join(delta.text for delta in event.deltas if isinstance(delta, TextDelta))
-                yield chunk(event.index, text, event.scores)
-            else:
-                answers = sorted([*answers, event], key=lambda answer: answer.index)
-                last = usage is None and len(answers) == len(run.choices)
-                more: dict[str, Any] = {"usage": openai_usage(run, answers)} if last else {}
-                yield chunk(event.index, "", finish=event.finish, **more)
-        if usage:
-            yield frame({**head, "choices": [], "usage": openai_usage(run, answers)})
-    except DliteError as error:
-        yield frame(problems.body(error, "openai", run.request_id))
-    yield frame("[DONE]")
+    return {"choices": choices, "usage": openai_usage(run, answers)}
 
 
 def _logprobs(service: Service, scores: tuple[TokenScore, ...], offset: int) -> dict[str, Any] | None:

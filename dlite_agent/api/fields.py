@@ -7,18 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from dlite_agent.api import problems
-from dlite_agent.api.service import Caller, Service
+from dlite_agent.api.service import Ask, Caller, Service
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.errors import InvalidRequest, NotFound
-from dlite_agent.session.identity import SessionName, session_name
+from dlite_agent.session.identity import session_name
 from dlite_agent.session.messages import JSON
 
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+"""A whole number; JSON does not tell 6 from 6.0."""
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-TokenCount = Annotated[int, Field(ge=1, le=1 << 40)]
+TokenCount = Annotated[Int, Field(ge=1, le=1 << 40)]
 Texts = Annotated[list[str], Field(max_length=16)]
 Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
 
@@ -40,7 +47,7 @@ class DliteOptions(Strict):
     """
 
     mode: Literal["ar", "dlite"] | None = None
-    verify_window: Annotated[int, Field(ge=1, le=64)] | None = None
+    verify_window: Annotated[Int, Field(ge=1, le=64)] | None = None
     verification: Literal["match", "rejection"] = "match"
     on_conflict: Literal["refuse", "wait"] | None = None
     timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
@@ -51,7 +58,7 @@ class Sampling(Strict):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    top_k: Annotated[Int, Field(ge=-1, le=1 << 31)] | None = None
 
 
 class Penalties(Strict):
@@ -61,45 +68,67 @@ class Penalties(Strict):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = None
+    seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
+    logit_bias: Bias | None = None
 
 
-class SessionFields(Strict):
-    """By which a body may name its session; see the table in docs/api.md."""
+class ModelRequest(Strict):
+    """A body that says which model it is for."""
 
+    model: str
+
+
+class TurnRequest(Sampling, ModelRequest):
+    """What every shape has: the model, sampling, and by which names it may tell its session (see docs/api.md)."""
+
+    stream: bool | None = None
     session_id: Name | None = None
     prompt_cache_key: Name | None = None
     program_id: Name | None = None
     dlite: DliteOptions | None = None
 
 
-def sampling(plain: Sampling, more: Penalties | None, options: DliteOptions) -> SamplingParams:
+def sampling(fields: Sampling, options: DliteOptions) -> SamplingParams:
     """Sampling parameters with the APIs' default temperature of 1. Raises InvalidRequest."""
-    top_k = plain.top_k or 0
     values: dict[str, Any] = {
-        "temperature": 1.0 if plain.temperature is None else plain.temperature,
-        "top_p": 1.0 if plain.top_p is None else plain.top_p,
-        "top_k": max(top_k, 0),
+        "temperature": 1.0 if fields.temperature is None else fields.temperature,
+        "top_p": 1.0 if fields.top_p is None else fields.top_p,
+        "top_k": max(fields.top_k or 0, 0),
         "verification": options.verification,
     }
-    if more is not None:
+    if isinstance(fields, Penalties):
         for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if (value := getattr(more, name)) is not None:
+            if (value := getattr(fields, name)) is not None:
                 values[name] = value
-        if more.seed is not None:
-            values["seed"] = more.seed % 2**63
-        if more.logit_bias:
-            values["logit_bias"] = {int(token): bias for token, bias in more.logit_bias.items()}
+        if fields.seed is not None:
+            values["seed"] = fields.seed % 2**63
+        if fields.logit_bias:
+            values["logit_bias"] = {int(token): bias for token, bias in fields.logit_bias.items()}
     return SamplingParams(**values)
 
 
-def name_of(request: Request, fields: SessionFields) -> SessionName | None:
-    """The session's name by the conventions of body and headers."""
-    body = {"session_id": fields.session_id, "prompt_cache_key": fields.prompt_cache_key}
-    return session_name(dict(request.headers), {**body, "program_id": fields.program_id})
+def begin(api: str, request: Request, fields: TurnRequest, hints: Sequence[str]) -> Ask:
+    """What all shapes ask in the same words: sampling, the session's name, our own options.
+
+    Args:
+        hints: fields that are accepted and change nothing; those that were sent are named in the response.
+
+    Raises:
+        InvalidRequest: a value cannot be honoured.
+    """
+    options = fields.dlite or DliteOptions()
+    names = {"session_id": fields.session_id, "prompt_cache_key": fields.prompt_cache_key}
+    return Ask(
+        api=api,
+        params=sampling(fields, options),
+        name=session_name(dict(request.headers), {**names, "program_id": fields.program_id}),
+        on_conflict=options.on_conflict,
+        mode=options.mode,
+        verify_window=options.verify_window,
+        seconds=options.timeout,
+        stream=bool(fields.stream),
+        warnings=[f"{name} has no effect on this server" for name in hints if getattr(fields, name) is not None],
+    )
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -141,6 +170,16 @@ def service_of(request: Request) -> Service:
 def caller_of(request: Request) -> Caller:
     """Who asks, as the gate found out."""
     return Caller(request.state.owner, request.state.request_id)
+
+
+N = TypeVar("N", bound=ModelRequest)
+
+
+async def read_served(request: Request, model: type[N]) -> N:
+    """As `read`, for a body that names a model. Raises NotFound also where another one is served."""
+    fields = await read(request, model)
+    check_model(fields.model, service_of(request).names)
+    return fields
 
 
 def check_model(model: str, names: Sequence[str]) -> None:
@@ -192,8 +231,3 @@ def checked_function(function: JSON, where: str) -> dict[str, Any]:
     if unknown := sorted(function.keys() - {"name", "description", "parameters", "strict"}):
         raise InvalidRequest(f"{where}.{unknown[0]} is not supported.", param=f"{where}.{unknown[0]}")
     return {key: value for key, value in function.items() if value is not None}
-
-
-def no_effect(fields: BaseModel, names: Sequence[str]) -> list[str]:
-    """A warning for each of these fields that was sent: it is accepted, and changes nothing here."""
-    return [f"{name} has no effect on this server" for name in names if getattr(fields, name) is not None]

@@ -5,30 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from dlite_agent.api import problems
+from dlite_agent.api import problems, shapes
 from dlite_agent.api.blocks import client_tools, openai_choice, openai_messages
 from dlite_agent.api.fields import (
-    DliteOptions,
-    Sampling,
-    SessionFields,
-    Strict,
+    ModelRequest,
     Texts,
     TokenCount,
+    TurnRequest,
+    begin,
     caller_of,
-    check_model,
-    name_of,
-    no_effect,
-    read,
-    sampling,
+    read_served,
     service_of,
 )
 from dlite_agent.api.service import Ask
-from dlite_agent.api.stream import EventStream, collect, frame
+from dlite_agent.api.stream import frame, respond
 from dlite_agent.api.turns import Answer, Chunk, Run, Waiting
 from dlite_agent.api.usage import dlite_block
 from dlite_agent.errors import DliteError, InvalidRequest
@@ -39,26 +35,24 @@ from dlite_agent.session.messages import normalise
 router = APIRouter()
 
 
-class CountRequest(Strict):
+class CountRequest(ModelRequest):
     """What count_tokens takes, and what both requests share."""
 
-    model: str
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), WithJsonSchema(shapes.CLIENT_MESSAGES)]
+    system: Annotated[str | list[dict[str, Any]] | None, WithJsonSchema(shapes.SYSTEM)] = None
+    tools: Annotated[list[dict[str, Any]], WithJsonSchema(shapes.CLIENT_TOOLS)] | None = None
+    tool_choice: Annotated[dict[str, Any], WithJsonSchema(shapes.CLIENT_CHOICE)] | None = None
+    thinking: Annotated[dict[str, Any], WithJsonSchema(shapes.THINKING)] | None = None
+    output_config: Annotated[dict[str, Any], WithJsonSchema(shapes.CLIENT_FORMAT)] | None = None
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
 
 
-class MessagesRequest(CountRequest, Sampling, SessionFields):
+class MessagesRequest(CountRequest, TurnRequest):
     """A messages request; fields that are not listed are refused."""
 
     max_tokens: TokenCount
     stop_sequences: Texts | None = None
-    stream: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
@@ -87,26 +81,19 @@ def _answer_schema(given: dict[str, Any] | None) -> dict[str, Any] | None:
 def ask_of(request: Request, fields: MessagesRequest) -> Ask:
     """The request in common terms. Raises InvalidRequest."""
     tools, (choice, parallel) = client_tools(fields.tools), openai_choice(fields.tool_choice)
-    options = fields.dlite or DliteOptions()
-    return Ask(
-        api="messages",
+    ask = begin("messages", request, fields, _NO_EFFECT)
+    return replace(
+        ask,
         messages=normalise(openai_messages(fields.system, fields.messages)),
         tools=tools.functions,
         tool_choice=choice,
         parallel=parallel,
         answer_schema=_answer_schema(fields.output_config),
-        params=sampling(fields, None, options),
         max_tokens=fields.max_tokens,
         clamp=True,
         stop=tuple(fields.stop_sequences or ()),
         thinking=_thinking(fields.thinking),
-        name=name_of(request, fields),
-        on_conflict=options.on_conflict,
-        mode=options.mode,
-        verify_window=options.verify_window,
-        seconds=options.timeout,
-        stream=bool(fields.stream),
-        warnings=tools.warnings + no_effect(fields, _NO_EFFECT),
+        warnings=tools.warnings + ask.warnings,
     )
 
 
@@ -114,24 +101,19 @@ def ask_of(request: Request, fields: MessagesRequest) -> Ask:
 async def messages(request: Request) -> Response:
     """Create a message."""
     service = service_of(request)
-    fields = await read(request, MessagesRequest)
-    check_model(fields.model, service.names)
+    fields = await read_served(request, MessagesRequest)
     ask = ask_of(request, fields)
     run = await service.open(ask, caller_of(request))
-    headers = {"x-session-id": run.session.id, "request-id": run.request_id}
-    if ask.stream:
-        frames = _frames(run, fields.model, service.settings.server.keepalive_seconds)
-        return EventStream(frames, run.close, headers)
-    answers = await collect(request, run, run.answers())
-    return problems.Json(_whole(run, fields.model, answers[0]), headers=headers)
+    frames = _frames(run, fields.model, service.settings.server.keepalive_seconds) if ask.stream else None
+    headers = {"request-id": run.request_id}
+    return await respond(request, run, frames, lambda answers: _whole(run, fields.model, answers[0]), **headers)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a message would have."""
     service = service_of(request)
-    fields = await read(request, CountRequest)
-    check_model(fields.model, service.names)
+    fields = await read_served(request, CountRequest)
     conversation = normalise(openai_messages(fields.system, fields.messages))
     tools, thinking = client_tools(fields.tools), _thinking(fields.thinking)
     prepared = await asyncio.to_thread(service.render, History(), [], conversation, tools.functions, thinking)

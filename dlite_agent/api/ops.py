@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import WithJsonSchema
 
-from dlite_agent.api import problems
+from dlite_agent.api import problems, shapes
 from dlite_agent.api.fields import Strict, check_model, function_tools, read, service_of
 from dlite_agent.api.service import Service
 from dlite_agent.decode.engine import Unavailable
@@ -25,8 +26,8 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], WithJsonSchema(shapes.CHAT_MESSAGES)] | None = None
+    tools: Annotated[list[dict[str, Any]], WithJsonSchema(shapes.CHAT_TOOLS)] | None = None
     add_special_tokens: bool | None = None
 
 

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from dlite_agent.api import problems
+from dlite_agent.api import problems, shapes
 from dlite_agent.api.chat import answer_schema
 from dlite_agent.api.fields import (
-    DliteOptions,
-    Sampling,
-    SessionFields,
+    Int,
     Strict,
     TokenCount,
+    TurnRequest,
+    begin,
     caller_of,
-    check_model,
-    name_of,
-    no_effect,
-    read,
-    sampling,
+    read_served,
     service_of,
 )
 from dlite_agent.api.items import flat_tools, nested_choice, openai_messages, output_items
 from dlite_agent.api.output import Output
 from dlite_agent.api.service import Ask, Service
 from dlite_agent.api.stored import Stored
-from dlite_agent.api.stream import EventStream, collect, comment
+from dlite_agent.api.stream import comment, respond
 from dlite_agent.api.turns import Answer, Chunk, Run, Waiting
 from dlite_agent.api.usage import dlite_block
 from dlite_agent.errors import DliteError, InvalidRequest, NotFound
@@ -39,7 +36,7 @@ router = APIRouter()
 
 
 class TextOptions(Strict):
-    format: dict[str, Any] | None = None
+    format: Annotated[dict[str, Any], WithJsonSchema(shapes.FLAT_FORMAT)] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -52,27 +49,25 @@ class ResponsesStreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(Sampling, SessionFields):
+class ResponsesRequest(TurnRequest):
     """A responses request; fields that are not listed are refused."""
 
-    model: str
-    input: str | list[Any]
+    input: Annotated[str | list[Any], WithJsonSchema(shapes.INPUT)]
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: TokenCount | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[dict[str, Any]], WithJsonSchema(shapes.FLAT_TOOLS)] | None = None
+    tool_choice: Annotated[Any, WithJsonSchema(shapes.FLAT_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     store: bool | None = None
-    stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     include: list[str] | None = None
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[Int, Field(ge=1)] | None = None
     user: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -97,8 +92,8 @@ def _session_of(registry: Registry, stored: Stored) -> str | None:
 def _ask(request: Request, service: Service, fields: ResponsesRequest) -> tuple[Ask, list[Message]]:
     """The request in common terms, and its conversation without instructions. Raises DliteError."""
     said = normalise(openai_messages(fields.input))
-    options = fields.dlite or DliteOptions()
-    name, session = name_of(request, fields), None
+    ask = begin("responses", request, fields, _NO_EFFECT)
+    name, session = ask.name, None
     if fields.previous_response_id is not None:
         stored = service.responses.get(caller_of(request).owner, fields.previous_response_id, "previous_response_id")
         said = [*stored.messages, *said]
@@ -108,24 +103,18 @@ def _ask(request: Request, service: Service, fields: ResponsesRequest) -> tuple[
         raise InvalidRequest("The input is empty.", param="input")
     tools = flat_tools(fields.tools)
     effort = fields.reasoning.effort if fields.reasoning else None
-    ask = Ask(
-        api="responses",
+    ask = replace(
+        ask,
         messages=instructions + said,
         tools=tools.functions,
         tool_choice=nested_choice(fields.tool_choice),
         parallel=fields.parallel_tool_calls is not False,
         answer_schema=_schema(fields.text),
-        params=sampling(fields, None, options),
         max_tokens=fields.max_output_tokens,
         thinking=None if effort is None else effort != "none",
         name=name,
         session=session,
-        on_conflict=options.on_conflict,
-        mode=options.mode,
-        verify_window=options.verify_window,
-        seconds=options.timeout,
-        stream=bool(fields.stream),
-        warnings=tools.warnings + no_effect(fields, _NO_EFFECT),
+        warnings=tools.warnings + ask.warnings,
     )
     return ask, said
 
@@ -142,11 +131,9 @@ def _schema(text: TextOptions | None) -> dict[str, Any] | None:
 async def responses(request: Request) -> Response:
     """Create a response."""
     service = service_of(request)
-    fields = await read(request, ResponsesRequest)
-    check_model(fields.model, service.names)
+    fields = await read_served(request, ResponsesRequest)
     ask, said = _ask(request, service, fields)
     run = await service.open(ask, caller_of(request))
-    headers = {"x-session-id": run.session.id}
     head = _head(service, run, fields, ask)
 
     def complete(answer: Answer, items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -156,11 +143,14 @@ async def responses(request: Request) -> Response:
             service.responses.put(Stored(run.session.owner, body, messages, run.session.id, run.session.turns))
         return body
 
+    frames = None
     if ask.stream:
-        output = Output(run.request_id, head, complete)
-        return EventStream(_frames(run, output, service.settings.server.keepalive_seconds), run.close, headers)
-    answers = await collect(request, run, run.answers())
-    return problems.Json(complete(answers[0], output_items(answers[0], run.request_id)), headers=headers)
+        frames = _frames(run, Output(run.request_id, head, complete), service.settings.server.keepalive_seconds)
+
+    def whole(answers: list[Answer]) -> dict[str, Any]:
+        return complete(answers[0], output_items(answers[0], run.request_id))
+
+    return await respond(request, run, frames, whole)
 
 
 @router.get("/v1/responses/{response_id}")

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dlite_agent.api.problems import encode
-from dlite_agent.api.turns import Run, Waiting
+from dlite_agent.api.problems import Json, encode
+from dlite_agent.api.turns import Answer, Run, Waiting
 from dlite_agent.decode.engine import Cancelled
 
 T = TypeVar("T")
@@ -60,7 +60,25 @@ class EventStream(Response):
         return True
 
 
-async def collect(request: Request, run: Run, work: Coroutine[Any, Any, T]) -> T:
+async def respond(
+    request: Request,
+    run: Run,
+    frames: AsyncIterator[bytes] | None,
+    whole: Callable[[list[Answer]], dict[str, Any]],
+    **headers: str,
+) -> Response:
+    """The response to a run, closed afterwards: a stream of `frames`, or without them what `whole` makes of it.
+
+    Raises:
+        DliteError: the run failed before it could be answered; in a stream that is an event.
+    """
+    sent = {"x-session-id": run.session.id} | headers
+    if frames is not None:
+        return EventStream(frames, run.close, sent)
+    return Json(whole(await _collect(request, run, run.answers())), headers=sent)
+
+
+async def _collect(request: Request, run: Run, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work` on a run, closed afterwards. What becomes of it, the run itself records.
 
     Raises:
