@@ -179,6 +179,16 @@ def serve(
     context_limit: Annotated[int | None, typer.Option(help="Tokens a session may hold.")] = None,
     name: Annotated[list[str] | None, typer.Option(help="Name by which clients may ask for the model.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="Accepted keys, one a line; or set DLITE_API_KEY.")] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Host header to serve besides loopback names; with keys, any by default.")
+    ] = None,
+    allowed_origin: Annotated[list[str] | None, typer.Option(help="Web origin that may call (CORS).")] = None,
+    max_running: Annotated[int, typer.Option(help="Turns in one batch.")] = 16,
+    max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more gets 429.")] = 64,
+    max_queued_tokens: Annotated[int, typer.Option(help="Prompt tokens that may wait.")] = 1 << 18,
+    request_seconds: Annotated[float, typer.Option(help="Deadline of a request, queue included.")] = 1800.0,
+    drain_seconds: Annotated[float, typer.Option(help="What runs may go on for so long after SIGTERM.")] = 30.0,
+    share_prefixes: Annotated[bool, typer.Option(help="Copy equal prompt prefixes across API keys too.")] = False,
     session_conflict: Annotated[str, typer.Option(help="A busy session: refuse (409) or wait.")] = "refuse",
     log_content: Annotated[bool, typer.Option(help="Write prompts and answers to the log.")] = False,
 ) -> None:
@@ -202,10 +212,20 @@ def serve(
                 anchor_group_size=anchor_group_size,
                 names=tuple(name or ()),
             ),
+            scheduler=config.SchedulerSettings(
+                max_running=max_running,
+                max_queued=max_queued,
+                max_queued_tokens=max_queued_tokens,
+                request_seconds=request_seconds,
+                share_prefixes=share_prefixes,
+            ),
             server=config.ServerSettings(
                 host=host,
                 port=port,
                 api_keys=keys,
+                allowed_hosts=tuple(allowed_host or ()),
+                allowed_origins=tuple(allowed_origin or ()),
+                drain_seconds=drain_seconds,
                 session_conflict=session_conflict,  # type: ignore[arg-type]  # checked by ServerSettings
                 log_content=log_content,
             ),
