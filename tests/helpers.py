@@ -95,11 +95,11 @@ def save_model(model: Any, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def load_tiny(folder: Path, *, context_limit: int = CONTEXT) -> Target:
+def load_tiny(folder: Path, *, context_limit: int = CONTEXT, precision: Precision = FP32) -> Target:
     return Target(
         ModelSpec.from_folder(folder),
         FolderWeights(folder),
-        precision=FP32,
+        precision=precision,
         device=CPU,
         fingerprint=fingerprint(folder),
         context_limit=context_limit,

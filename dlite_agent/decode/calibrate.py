@@ -58,7 +58,7 @@ def _measure(decoder: Decoder, windows: Sequence[int]) -> list[float]:
         for _ in range(_REPEATS + 1):
             for window in windows:
                 start = time.perf_counter()
-                drafter.draft(features, anchor, target.embedding, window - 1, lambda _, logits: logits.argmax(-1))
+                drafter.draft_greedy(features, anchor, target.embedding, window - 1)
                 target.forward([Rows(kv, ids[:window])], tap_layers=decoder.taps)
                 if target.device.type == "cuda":
                     torch.cuda.synchronize(target.device)

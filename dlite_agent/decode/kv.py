@@ -117,6 +117,11 @@ class SequenceKV:
         assert self._buffer is not None, "reserve before reading"
         return self._buffer[0, layer, None, :, :end], self._buffer[1, layer, None, :, :end]
 
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """Views [layers, kv_heads, positions, head_dim] of all keys and values there is room for."""
+        assert self._buffer is not None, "reserve before use"
+        return self._buffer[0], self._buffer[1]
+
     def advance(self, count: int) -> None:
         """Positions length..length+count-1 have been written in every layer."""
         assert self.length + count <= self.reserved, "wrote past the reservation"

@@ -246,8 +246,9 @@ class Decoder:
                 path.follow(int(picked[i] if vocab is None else vocab[picked[i]]))
             return picked
 
-        if self._draft_graphs is not None and not sampled and not paths:
-            drafts = self._draft_graphs.run(features, tokens, max(lengths))
+        if not sampled and not paths:
+            greedy = self._draft_greedy if self._draft_graphs is None else self._draft_graphs.run
+            drafts = greedy(features, tokens, max(lengths))
         else:
             try:
                 drafts = self.drafter.draft(features, tokens, target.embedding, max(lengths), choose)
@@ -261,7 +262,7 @@ class Decoder:
 
     def _draft_greedy(self, features: Tensor, tokens: Tensor, steps: int) -> Tensor:
         assert self.drafter is not None
-        return self.drafter.draft(features, tokens, self.target.embedding, steps, lambda _, logits: logits.argmax(-1))
+        return self.drafter.draft_greedy(features, tokens, self.target.embedding, steps)
 
     def _full_vocabulary(self, q: list[Tensor]) -> Tensor | None:
         """q [k, V] over the target's vocabulary, where the head may know only part of it."""

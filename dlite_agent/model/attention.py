@@ -33,6 +33,9 @@ class ContiguousKV(KV, Protocol):
     def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values [1, kv_heads, end, head_dim] of a layer, without a copy."""
 
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """All keys and values there is room for, [layers, kv_heads, positions, head_dim], without a copy."""
+
 
 @dataclass(frozen=True)
 class Span:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from dlite_agent.errors import CheckpointError
 from dlite_agent.model.drafter_config import DrafterConfig
+from dlite_agent.model.fused import CHUNK, FusedDraft, FusedLayers, HeadParts, LayerParts, Widths
 from dlite_agent.model.linear import Matmul, Precision, plain
+from dlite_agent.model.native import PANEL, NativeLinear
 from dlite_agent.model.rope import RotaryTable, rotate
 
 Choose = Callable[[int, Tensor], Tensor]
@@ -75,6 +77,20 @@ class Layer(nn.Module):
     def pack(self, precision: Precision) -> None:
         self._packed = {name: precision.linear(w, b) for name, (w, b) in self._stacked().items()}
 
+    def native(self) -> LayerParts:
+        """The parts of a layer that is packed with native linears."""
+        ops, attention = cast("dict[str, NativeLinear]", self._packed), self.self_attn
+        return LayerParts(
+            ops["qkv"],
+            ops["o"],
+            ops["gate_up"],
+            ops["down"],
+            self.input_layernorm.weight,
+            self.post_attention_layernorm.weight,
+            attention.q_norm.weight,
+            attention.k_norm.weight,
+        )
+
     def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [N, Q, H] and context [N, S, H], rotated by cos and sin [S + Q, 1, head_dim] -> [N, Q, H]."""
         ops = self._packed or {name: plain(w, b) for name, (w, b) in self._stacked().items()}
@@ -115,6 +131,12 @@ class SequentialHead(nn.Module):
             "from_state": precision.linear(mlp.weight[:, : self._rank]),
             "from_hidden": precision.linear(mlp.weight[:, self._rank :], mlp.bias),
         }
+
+    def native(self, vocab: Tensor | None) -> HeadParts:
+        """The parts of a head that is packed with native linears; `vocab` maps its output rows to ids."""
+        ops = cast("dict[str, NativeLinear]", self._packed)
+        table = self.prev_token_embedding.weight
+        return HeadParts(ops["state"], ops["from_state"], ops["from_hidden"], ops["output"], table, vocab)
 
     def _ops(self) -> dict[str, Matmul]:
         if self._packed is not None:
@@ -184,6 +206,7 @@ class Drafter(nn.Module):
         self.register_buffer("draft_vocab_ids", vocab)
         self.register_buffer("tap_ids", torch.tensor(config.target_layer_ids), persistent=False)
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+        self._fused: FusedDraft | None = None
 
     def pack(self, precision: Precision, device: torch.device) -> None:
         """Make ready for serving: linears become measured kernels; the module cannot be trained or saved afterwards."""
@@ -195,6 +218,29 @@ class Drafter(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+        self._fused = self._fuse(precision)
+
+    def _fuse(self, precision: Precision) -> FusedDraft | None:
+        """The native draft, where the linears are native ones and the widths suit it."""
+        config = self.config
+        widths = Widths(
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.intermediate_size,
+            config.norm_eps,
+        )
+        queries = config.anchor_group_size + config.proposal_length
+        few = len(config.target_layer_ids) + queries <= CHUNK
+        if not precision.native or not widths.suit or config.rank % PANEL or not few:
+            return None
+        rotary = RotaryTable(
+            config.rope, config.head_dim, size=queries, device=self.tap_ids.device, dtype=precision.dtype
+        )
+        parts = [layer.native() for layer in self.layers if isinstance(layer, Layer)]
+        layers = FusedLayers(widths, parts, final_norm=self.norm.weight, rotary=rotary)
+        return FusedDraft(layers, self.sequential_head.native(self.draft_vocab_ids), config.proposal_length)
 
     def backbone(self, features: Tensor, tokens: Tensor, embedding: Tensor) -> Tensor:
         """Hidden states [N, K, H] of the K placeholders.
@@ -205,14 +251,19 @@ class Drafter(nn.Module):
             embedding: the target's embedding table [V, H].
         """
         config = self.config
-        context = self.context_norm(features + self.layer_depth_embedding(self.tap_ids))
-        placeholders = embedding[config.mask_token_id].expand(features.shape[0], config.proposal_length, -1)
-        x = torch.cat((embedding[tokens], placeholders), dim=1).to(features.dtype)
+        context, x = self._inputs(features, tokens, embedding)
         cos, sin = self._local_angles(tokens.shape[1], x)
         for layer in self.layers:
             x = layer(x, context, cos, sin)
         hidden: Tensor = self.norm(x[:, -config.proposal_length :])
         return hidden
+
+    def _inputs(self, features: Tensor, tokens: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """Context vectors [N, S, H] and query embeddings [N, g + K, H]."""
+        config = self.config
+        context = self.context_norm(features + self.layer_depth_embedding(self.tap_ids))
+        placeholders = embedding[config.mask_token_id].expand(features.shape[0], config.proposal_length, -1)
+        return context, torch.cat((embedding[tokens], placeholders), dim=1).to(features.dtype)
 
     def _local_angles(self, real: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for S context vectors, all at the token before the anchor, then real tokens and placeholders."""
@@ -248,6 +299,13 @@ class Drafter(nn.Module):
 
         hidden = self.backbone(features, tokens, embedding)[:, :steps]
         return self.sequential_head.draft(hidden, tokens[:, -1], self._seed(tokens), choose_id)
+
+    def draft_greedy(self, features: Tensor, tokens: Tensor, embedding: Tensor, steps: int) -> Tensor:
+        """`draft` with the likeliest token at every step."""
+        if self._fused is None:
+            return self.draft(features, tokens, embedding, steps, lambda _, logits: logits.argmax(-1))
+        context, x = self._inputs(features, tokens, embedding)
+        return self._fused.run(x, context, tokens[:, -1], self._seed(tokens), steps)
 
     def save(self, folder: Path, card: dict[str, Any]) -> None:
         """Write config.json, model.safetensors (bf16) and card.json."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlite_agent.model.measured import remember
+from dlite_agent.model.native import NativeLinear
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16w": torch.float32}
 """Precisions by name -> dtype of activations and KV. `fp16w` keeps fp16 weights and fp32 activations (CPU only)."""
@@ -47,12 +48,22 @@ def _fbgemm_fp16(weight: Tensor, bias: Tensor | None) -> Matmul:
     return lambda x: op(x.float(), packed).to(x.dtype)
 
 
+def _native_fp16(weight: Tensor, bias: Tensor | None) -> Matmul:
+    return NativeLinear(weight.half(), bias)
+
+
 KERNELS: dict[str, Callable[[Tensor, Tensor | None], Matmul]] = {
     "plain": plain,
     "onednn": _onednn,
     "fbgemm-fp16": _fbgemm_fp16,
+    "native": NativeLinear,
+    "native-fp16": _native_fp16,
 }
-CANDIDATES = {"fp32": ("plain", "onednn"), "bf16": ("plain", "onednn", "fbgemm-fp16"), "fp16w": ("fbgemm-fp16",)}
+CANDIDATES = {
+    "fp32": ("plain", "onednn", "native"),
+    "bf16": ("plain", "onednn", "fbgemm-fp16"),
+    "fp16w": ("fbgemm-fp16", "native-fp16"),
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,11 @@ class Precision:
     @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.name]
+
+    @property
+    def native(self) -> bool:
+        """Whether our own kernels serve, which run whole layers as well."""
+        return self.kernel.startswith("native")
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Matmul:
         """Pack a weight [out, in] and return x [N, in] -> [N, out]. Plain kernels keep a reference to `weight`."""

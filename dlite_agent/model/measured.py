@@ -27,10 +27,10 @@ def remember(what: str, measure: Callable[[], T]) -> T:
 
 
 def _machine() -> str:
-    return f"{platform.machine()}/{torch.backends.cpu.get_cpu_capability()}/{_processor()}"
+    return f"{platform.machine()}/{torch.backends.cpu.get_cpu_capability()}/{processor()}"
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         with Path("/proc/cpuinfo").open() as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

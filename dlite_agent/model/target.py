@@ -17,8 +17,10 @@ from torch import Tensor
 from dlite_agent.errors import ModelError
 from dlite_agent.model.attention import KV, Attend, Attention, SdpaAttention, Span
 from dlite_agent.model.flash import PAGE, FlashAttention, PagedPlan
+from dlite_agent.model.fused import MAX_ROWS, FusedForward, FusedLayers, LayerParts, Widths
 from dlite_agent.model.graphs import DecodeGraphs
 from dlite_agent.model.linear import Matmul, Precision
+from dlite_agent.model.native import NativeLinear
 from dlite_agent.model.rope import RotaryTable, rotate
 from dlite_agent.model.spec import ModelSpec
 
@@ -87,6 +89,24 @@ class Target:
         self._final_norm = self._tensor("model.norm.weight")
         self._head = self._linear("model.embed_tokens" if spec.tied_head else "lm_head")
         del self._weights
+        self._fused = self._fuse()
+
+    def _fuse(self) -> FusedForward | None:
+        """The native forward for small batches, where the linears are native ones and the widths suit it."""
+        spec, head = self.spec, self._head
+        widths = Widths(
+            spec.hidden_size,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.intermediate_size,
+            spec.norm_eps,
+        )
+        if not isinstance(head, NativeLinear) or not widths.suit:
+            return None
+        parts = [LayerParts(**vars(layer)) for layer in self._layers]
+        layers = FusedLayers(widths, parts, final_norm=self._final_norm, rotary=self._rotary, head=head)
+        return FusedForward(layers, spec.vocab_size)
 
     @property
     def max_positions(self) -> int:
@@ -153,6 +173,8 @@ class Target:
         )
         if self._graphs is not None and logit_rows is None and tap_rows is None and self._graphs.fits(spans):
             out = Forward(*self._graphs.run(spans, ids))
+        elif self._fused is not None and first <= MAX_ROWS and (logit_rows is tap_rows or not tap_layers):
+            out = Forward(*self._fused.run(spans, self.embedding[ids], logit_rows, tap_layers))
         else:
             attend = self.attention.plan(spans, device=self.device, dtype=self.dtype)
             out = self._run(ids, positions, attend, logit_rows, tap_layers, tap_rows)

@@ -1,0 +1,137 @@
+/* A DLite draft in one call: the parallel backbone, then the recurrent head, greedily, one step a token. */
+#include "decoder.h"
+
+typedef struct {
+    Linear state, from_state, from_hidden, output;
+    int64_t rank;
+    const float *embedding; /* [vocab, rank] */
+    const int64_t *vocab;   /* output row -> token id, or null where they are the same */
+} Head;
+
+typedef struct {
+    Batch batch; /* a span an anchor: its last real tokens and the placeholders, behind the context */
+    int64_t steps, placeholders;
+    const int64_t *anchor, *seed; /* [spans]; seed: the token before the anchor, or null */
+    int64_t *ids;                 /* [spans, steps] */
+    float *head_scratch;
+} Draft;
+
+int64_t dlite_draft_scratch(const Head *head, int64_t spans, int64_t steps, int64_t hidden, int64_t threads) {
+    int64_t r = head->rank;
+    return spans * (2 * r + r + steps * r + 2 * threads) + threads * spans * (2 * r + steps * hidden);
+}
+
+typedef struct {
+    float *gates, *mixed, *from_hidden, *best; /* shared: [spans, 2r], [spans, r], [spans, steps, r], [threads, spans, 2] */
+    float *joined, *hidden;                    /* a thread's own: [spans, 2r] state and embedding, [spans, steps, H] */
+} HeadBuffers;
+
+static HeadBuffers head_buffers(const Model *m, const Head *head, const Draft *draft, int thread, int threads) {
+    int64_t n = draft->batch.spans, r = head->rank;
+    HeadBuffers b = {.gates = draft->head_scratch};
+    b.mixed = b.gates + n * 2 * r;
+    b.from_hidden = b.mixed + n * r;
+    b.best = b.from_hidden + n * draft->steps * r;
+    b.joined = b.best + threads * n * 2 + thread * n * (2 * r + draft->steps * m->hidden);
+    b.hidden = b.joined + n * 2 * r;
+    return b;
+}
+
+static void product(const Linear *linear, const float *x, int64_t rows, float *y, Emit *emit, int thread, int threads) {
+    int64_t columns = (linear->n + NR - 1) / NR;
+    Matrix into = {y, linear->n, 0};
+    int64_t first = columns * thread / threads, last = columns * (thread + 1) / threads;
+    if (emit == put) panels(linear, x, rows, first, last, put, &into);
+    else panels(linear, x, rows, first, last, add, &into);
+}
+
+/* state' = sigmoid(g) * state + (1 - sigmoid(g)) * tanh(c), where [g, c] = state_proj [state, embedding of id]. */
+static void advance(const Head *head, const Draft *draft, HeadBuffers *b, const int64_t *id, int64_t stride,
+                    Barrier *barrier, int thread, int threads) {
+    int64_t r = head->rank, n = draft->batch.spans;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(b->joined + i * 2 * r + r, head->embedding + id[i * stride] * r, r * sizeof(float));
+    product(&head->state, b->joined, n, b->gates, put, thread, threads);
+    meet(barrier, threads);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < r; j += LANES) {
+            vec keep = 1.0f / (1.0f + exponential(-load(b->gates + i * 2 * r + j)));
+            vec new = 1.0f - 2.0f / (1.0f + exponential(2.0f * load(b->gates + i * 2 * r + r + j)));
+            float *state = b->joined + i * 2 * r + j;
+            store(state, keep * load(state) + (1.0f - keep) * new);
+        }
+}
+
+typedef struct {
+    float *best; /* [spans, 2]: value and row */
+} Best;
+
+INLINE void largest(void *into, int64_t row, int64_t column, int count, const float *values) {
+    float *best = ((Best *)into)->best + row * 2;
+    for (int c = 0; c < count; c++)
+        if (values[c] > best[0]) {
+            int32_t at = (int32_t)(column + c);
+            best[0] = values[c];
+            memcpy(best + 1, &at, sizeof at);
+        }
+}
+
+/* ids[:, step] = the likeliest token after the present state. */
+static void step_head(const Head *head, const Draft *draft, HeadBuffers *b, int64_t step, Barrier *barrier, int thread,
+                      int threads) {
+    int64_t r = head->rank, n = draft->batch.spans, outputs = (head->output.n + NR - 1) / NR, columns = (r + NR - 1) / NR;
+    Matrix mixed = {b->mixed, r, 0};
+    float state[n * r];
+    for (int64_t i = 0; i < n; i++) memcpy(state + i * r, b->joined + i * 2 * r, r * sizeof(float));
+    int64_t first = columns * thread / threads, last = columns * (thread + 1) / threads;
+    panels(&head->from_state, state, n, first, last, put, &mixed);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = first * NR; j < last * NR && j < r; j++)
+            b->mixed[i * r + j] += b->from_hidden[(i * draft->steps + step) * r + j];
+    Best best = {b->best + thread * n * 2};
+    for (int64_t i = 0; i < n; i++) best.best[i * 2] = -INFINITY;
+    meet(barrier, threads);
+    panels(&head->output, b->mixed, n, outputs * thread / threads, outputs * (thread + 1) / threads, largest, &best);
+    meet(barrier, threads);
+    if (thread == 0)
+        for (int64_t i = 0; i < n; i++) {
+            const float *found = b->best + i * 2;
+            for (int t = 1; t < threads; t++)
+                if (b->best[(t * n + i) * 2] > found[0]) found = b->best + (t * n + i) * 2;
+            int32_t row;
+            memcpy(&row, found + 1, sizeof row);
+            draft->ids[i * draft->steps + step] = head->vocab ? head->vocab[row] : row;
+        }
+    meet(barrier, threads);
+}
+
+static void run(const Model *m, const Head *head, const Draft *draft, Barrier *barrier, int thread, int threads) {
+    const Batch *batch = &draft->batch;
+    Buffers body = buffers_of(m, batch, thread);
+    for (int64_t l = 0; l < m->layers; l++) run_layer(m, batch, &body, l, barrier, thread, threads);
+    HeadBuffers b = head_buffers(m, head, draft, thread, threads);
+    int64_t n = batch->spans;
+    for (int64_t i = 0; i < n; i++) {
+        const Span *span = batch->span + i;
+        const float *x = batch->x + (span->first + span->count - draft->placeholders) * m->hidden;
+        for (int64_t k = 0; k < draft->steps; k++)
+            norm(b.hidden + (i * draft->steps + k) * m->hidden, x + k * m->hidden, m->final_norm, m->hidden, m->eps);
+        memset(b.joined + i * 2 * head->rank, 0, head->rank * sizeof(float));
+    }
+    product(&head->from_hidden, b.hidden, n * draft->steps, b.from_hidden, put, thread, threads);
+    if (draft->seed) {
+        advance(head, draft, &b, draft->seed, 1, barrier, thread, threads);
+        meet(barrier, threads);
+    }
+    for (int64_t k = 0; k < draft->steps; k++) {
+        const int64_t *previous = k ? draft->ids + k - 1 : draft->anchor;
+        advance(head, draft, &b, previous, k ? draft->steps : 1, barrier, thread, threads);
+        step_head(head, draft, &b, k, barrier, thread, threads);
+    }
+}
+
+void dlite_draft(const Model *model, const Head *head, const Draft *draft, int threads) {
+    Barrier barrier = {0};
+#pragma omp parallel num_threads(threads)
+    run(model, head, draft, &barrier, omp_get_thread_num(), omp_get_num_threads());
+}

@@ -1,0 +1,53 @@
+/* The target's forward for a few rows, and single products for everything wider. */
+#include "decoder.h"
+
+typedef struct {
+    Batch batch;
+    int64_t taps, wanted;
+    const int64_t *tap_layer, *wanted_row;
+    float *tapped; /* [wanted, taps, hidden] */
+    float *logits; /* [wanted, vocab] */
+} Pass;
+
+int64_t dlite_scratch(const Model *m, int64_t rows, int64_t chunks, int64_t threads) {
+    return scratch_size(m, rows, chunks, threads);
+}
+
+static void run(const Model *m, const Pass *pass, Barrier *barrier, int thread, int threads) {
+    Buffers b = buffers_of(m, &pass->batch, thread);
+    int64_t tapped = 0, width = m->hidden * sizeof(float);
+    for (int64_t l = 0; l < m->layers; l++) {
+        run_layer(m, &pass->batch, &b, l, barrier, thread, threads);
+        if (tapped == pass->taps || pass->tap_layer[tapped] != l || l == m->layers - 1) continue;
+        for (int64_t i = thread; i < pass->wanted; i += threads)
+            memcpy(pass->tapped + (i * pass->taps + tapped) * m->hidden, b.x + pass->wanted_row[i] * m->hidden, width);
+        tapped++;
+    }
+    for (int64_t i = 0; i < pass->wanted; i++) {
+        float *y = b.normed + i * m->hidden;
+        norm(y, b.x + pass->wanted_row[i] * m->hidden, m->final_norm, m->hidden, m->eps);
+        if (tapped < pass->taps && thread == 0)
+            memcpy(pass->tapped + (i * pass->taps + tapped) * m->hidden, y, width);
+    }
+    int64_t columns = (m->head.n + NR - 1) / NR;
+    Matrix logits = {pass->logits, m->head.n, 0};
+    panels(&m->head, b.normed, pass->wanted, columns * thread / threads, columns * (thread + 1) / threads, put,
+           &logits);
+}
+
+void dlite_forward(const Model *model, const Pass *pass, int threads) {
+    Barrier barrier = {0};
+#pragma omp parallel num_threads(threads)
+    run(model, pass, &barrier, omp_get_thread_num(), omp_get_num_threads());
+}
+
+/* y [rows, n] = x [rows, k] times the weights, plus bias. */
+void dlite_linear(const Linear *linear, const float *x, float *y, int64_t rows, int threads) {
+    Matrix into = {y, linear->n, 0};
+    int64_t columns = (linear->n + NR - 1) / NR;
+#pragma omp parallel num_threads(threads)
+    {
+        int64_t thread = omp_get_thread_num(), count = omp_get_num_threads();
+        panels(linear, x, rows, columns * thread / count, columns * (thread + 1) / count, put, &into);
+    }
+}

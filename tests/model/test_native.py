@@ -1,0 +1,159 @@
+"""The native kernels against torch, and their promise: a row's result is the same to the bit in any company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dlite_agent.decode.kv import SequenceKV
+from dlite_agent.decode.rounds import Decoder
+from dlite_agent.model import native
+from dlite_agent.model.fused import MAX_ROWS
+from dlite_agent.model.linear import Precision, choose_precision
+from dlite_agent.model.target import Rows, Target
+from tests.helpers import (
+    CPU,
+    load_tiny,
+    make_drafter,
+    pool_for,
+    prompt,
+    relative_error,
+    run_turn,
+    save_model,
+    successor_drafter,
+    tiny_model,
+)
+from tests.model.test_target import MODELS, TOLERANCE
+
+NATIVE = Precision("fp32", "native")
+HALF = Precision("fp16w", "native-fp16")
+SIZES = (150, 1, 2, 3, 7, 64, 33, 8, 32)
+"""Pieces of a prompt: wide and narrow ones, across the border of an attention chunk."""
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler, or not an AVX2 processor")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    folder = save_model(tiny_model("qwen3", seed=3), tmp_path_factory.mktemp("qwen3"))
+    return load_tiny(folder, precision=NATIVE)
+
+
+def reserved(target: Target, positions: int = 400) -> SequenceKV:
+    kv = pool_for(target).sequence()
+    kv.reserve(positions)
+    return kv
+
+
+def feed(target: Target, kv: SequenceKV, ids: list[int], taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+    out = target.forward([Rows(kv, torch.tensor(ids))], tap_layers=taps)
+    return out.logits, out.taps
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    family, config = MODELS[name]
+    model = tiny_model(family, seed=3, scale=1.5, **config)
+    target = load_tiny(save_model(model, tmp_path), precision=NATIVE)
+    ids = prompt(sum(SIZES))
+    with torch.inference_mode():
+        wanted = model(torch.tensor([ids]), output_hidden_states=True)
+    kv, at, layers = reserved(target), 0, (0, 2, target.spec.num_layers - 1)
+    for size in SIZES:
+        logits, taps = feed(target, kv, ids[at : at + size], layers)
+        rows = slice(at, at + size)
+        assert relative_error(logits, wanted.logits[0, rows]) <= TOLERANCE
+        for i, layer in enumerate(layers):
+            assert relative_error(taps[:, i], wanted.hidden_states[layer + 1][0, rows]) <= TOLERANCE
+        at += size
+
+
+def test_wanted_rows_are_those_rows(target: Target) -> None:
+    ids, rows = prompt(20), torch.tensor([3, 11, 19])
+    every, taps = feed(target, reserved(target), ids, (1, 3))
+    out = target.forward([Rows(reserved(target), torch.tensor(ids))], logit_rows=rows, tap_layers=(1, 3), tap_rows=rows)
+    assert torch.equal(out.logits, every[rows])
+    assert torch.equal(out.taps, taps[rows])
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_a_row_does_not_depend_on_its_company(target: Target, data: st.DataObject) -> None:
+    """Cut a continuation into windows of any sizes, and put each beside windows of other sequences."""
+    start = data.draw(st.integers(1, 280), label="context")
+    new = prompt(data.draw(st.integers(1, 40), label="new"), seed=5)
+    alone, kv = reserved(target), reserved(target)
+    for sequence in (alone, kv):
+        feed(target, sequence, prompt(start))
+    wanted = torch.cat([feed(target, alone, [token], (1, 3))[0] for token in new])
+    found: list[Tensor] = []
+    while new:
+        size = data.draw(st.integers(1, min(len(new), 12)), label="window")
+        others = data.draw(st.lists(st.integers(1, 9), max_size=3), label="others")
+        before = data.draw(st.integers(0, len(others)), label="before")
+        batch = [Rows(reserved(target), torch.tensor(prompt(count, seed=count))) for count in others]
+        batch.insert(before, Rows(kv, torch.tensor(new[:size])))
+        first = sum(others[:before])
+        found.append(target.forward(batch).logits[first : first + size])
+        new = new[size:]
+    assert torch.equal(torch.cat(found), wanted)
+
+
+@pytest.mark.parametrize("precision", [NATIVE, HALF])
+@pytest.mark.parametrize("shape", [(16, 8), (97, 48), (48, 7), (130, 33)])
+def test_a_product_does_not_depend_on_the_number_of_rows(precision: Precision, shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    op = precision.linear(torch.randn(shape, generator=generator), torch.randn(shape[0], generator=generator))
+    x = torch.randn(23, shape[1], generator=generator)
+    alone = torch.cat([op(row.unsqueeze(0)) for row in x])
+    for rows in range(1, len(x) + 1):
+        assert torch.equal(op(x[:rows]), alone[:rows])
+    assert op(x[:0]).shape == (0, shape[0])
+
+
+@pytest.mark.parametrize("group_size", [1, 3])
+@pytest.mark.parametrize("vocab", [None, 41])
+def test_drafts_equal_the_modules(target: Target, group_size: int, vocab: int | None) -> None:
+    drafters = [make_drafter(target.spec, group_size=group_size, draft_vocab_size=vocab, seed=4) for _ in range(2)]
+    if vocab is not None:
+        for drafter in drafters:
+            assert drafter.draft_vocab_ids is not None
+            drafter.draft_vocab_ids.copy_(torch.arange(vocab) * 2 + 1)
+    fast, plain = drafters
+    fast.pack(NATIVE, CPU)
+    generator = torch.Generator().manual_seed(2)
+    for real in range(1, group_size + 1):
+        for count in (1, 2, 9):
+            features = torch.randn(count, 3, target.spec.hidden_size, generator=generator)
+            tokens = torch.randint(0, target.spec.vocab_size, (count, real), generator=generator)
+            for steps in (1, 4, 7):
+                with torch.no_grad():
+                    wanted = plain.draft_greedy(features, tokens, target.embedding, steps)
+                    found = fast.draft_greedy(features, tokens, target.embedding, steps)
+                assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("window", [2, 5, 8])
+def test_dlite_equals_ar_to_the_last_token(target: Target, window: int) -> None:
+    decoder = Decoder(target, successor_drafter(target), pool_for(target))
+    ids = prompt(MAX_ROWS + 40)
+    ar, _ = run_turn(decoder, decoder.open(), ids, mode="ar", max_new_tokens=200)
+    dlite, steps = run_turn(decoder, decoder.open(), ids, verify_window=window, max_new_tokens=200)
+    assert dlite.state.ids == ar.state.ids
+    assert len(steps) < 150
+
+
+def test_without_a_compiler_torch_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLITE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    native.library.cache_clear()
+    try:
+        assert native.library() is None
+        assert not choose_precision("auto", [(32, 16)], CPU).native
+    finally:
+        native.library.cache_clear()
