@@ -16,6 +16,7 @@ from dlite_agent.cli_bench import bench_app
 from dlite_agent.cli_run import run as run_task
 from dlite_agent.cli_sessions import sessions_app
 from dlite_agent.cli_train import train_app
+from dlite_agent.cli_watch import watch
 from dlite_agent.errors import DliteError, InvalidRequest
 from dlite_agent.options import Device, DrafterOption, Dtype, GroupSize, Target, Threads, Window
 
@@ -26,6 +27,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(train_app, name="train")
+app.command("watch")(watch)
 
 
 def main() -> None:
