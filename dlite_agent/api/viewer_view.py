@@ -22,6 +22,7 @@ from dlite_agent.errors import NotFound
 from dlite_agent.trace.amdahl import Amdahl, Estimate
 from dlite_agent.trace.events import Round, ToolEnd, ToolStart, TurnEnd, TurnStart
 from dlite_agent.trace.formats.build import text_of
+from dlite_agent.trace.intervals import joined
 from dlite_agent.trace.log import Log
 from dlite_agent.trace.phases import PHASES, Timeline, ToolCall, Turn
 from dlite_agent.trace.summary import Report, SessionSummary, TurnSummary
@@ -174,7 +175,7 @@ def _lanes(timeline: Timeline) -> dict[int | None, list[list[Any]]]:
     grain = {turn.turn: (turn.window_end - turn.start) / _LANE_GRAIN for turn in timeline.turns}
     last: dict[tuple[int | None, str, bool, bool], list[Any]] = {}
     lanes: dict[int | None, list[list[Any]]] = defaultdict(list)
-    for piece in timeline.slices:
+    for piece in joined(timeline.slices):
         near = grain.get(piece.turn, 0.0) if piece.turn is not None else 0.0
         small = piece.end - piece.start < near
         key = (piece.turn, piece.phase, piece.inferred, small)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from dlite_agent.config import ModelSettings, SchedulerSettings, ServerSettings, Settings
 from tests import tokenizers
@@ -65,10 +65,11 @@ def headers(key: str = KEY) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def say(server: Live, text: str, session: str, *, max_tokens: int = 8, key: str = KEY) -> dict[str, Any]:
+def say(server: Live, text: str, session: str, *, max_tokens: int = 8, key: str = KEY, **fields: Any) -> dict[str, Any]:
     """One turn of a session on the tiny model."""
     messages = [{"role": "user", "content": text}]
     body = {"model": MODEL, "messages": messages, "session_id": session, "max_tokens": max_tokens, "temperature": 0}
+    body |= fields
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers(key), timeout=120)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -83,9 +84,18 @@ def upload(server: Live, name: str, text: str, *, key: str = KEY) -> str:
     return str(response.json()["sessions"][0])
 
 
-def open_page(context: Any, server: Live, hash_: str = "") -> Page:
-    """The viewer with the key already given, at a place of it."""
-    page: Page = context.new_page()
+def open_page(context: BrowserContext, server: Live, hash_: str = "", *, complaints: list[str]) -> Page:
+    """The viewer with the key already given, at a place of it; errors of the page are added to `complaints`."""
+    page = context.new_page()
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
     page.add_init_script(f"sessionStorage.setItem('dlite-agent-key', '{KEY}')")
     page.goto(f"{server.url}/viewer/{hash_}")
+    if "session=" in hash_:
+        page.wait_for_selector("#shown:not([hidden])")
     return page
+
+
+def frames(page: Page, n: int = 3) -> None:
+    """Waits until the page has drawn what it was asked for."""
+    page.evaluate("async (n) => { for (let i = 0; i < n; i += 1) await new Promise(requestAnimationFrame); }", n)

@@ -1,0 +1,112 @@
+"""Long sessions stay quick: 300 turns, 100,000 rounds. Times are ratios to the same measurement on an empty page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.serving import Live
+from tests.viewer.browser import frames, upload
+from tests.viewer.sample import agent_session, lines
+
+BUDGET = 3.0
+"""An interaction and the two frames after it, against two frames of an empty page (33 ms at 60 Hz): 3 is 100 ms."""
+
+MEASURE = """async () => {
+  const act = (i) => { %s };
+  const times = [];
+  for (let i = 0; i < 9; i += 1) {
+    const begun = performance.now();
+    act(i);
+    await new Promise(requestAnimationFrame);
+    await new Promise(requestAnimationFrame);
+    times.push(performance.now() - begun);
+  }
+  return times;
+}"""
+
+PRESS = "document.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
+INTERACTIONS = {
+    "select": PRESS % "j",
+    "zoom": PRESS % "+",
+    "zoom out": PRESS % "-",
+    "fold": PRESS % "i",
+    "theme": PRESS % "t",
+    "scroll": "document.getElementById('turns').scrollTop = 900 * i",
+    "pan": "document.querySelector('#times .plot').dispatchEvent(new WheelEvent('wheel', {deltaX: 60, bubbles: true}))",
+    "slide": (
+        "const s = document.getElementById('slider-sd'); s.value = 100 * i;"
+        "s.dispatchEvent(new Event('input', {bubbles: true}))"
+    ),
+}
+
+
+def typical(page: Page, work: str) -> float:
+    return statistics.median(page.evaluate(MEASURE % work))
+
+
+@pytest.fixture(scope="module")
+def long(server: Live) -> str:
+    return upload(server, "refactor.jsonl", lines(agent_session("refactor", turns=300, rounds=20, seed=5)))
+
+
+def test_every_interaction_at_300_turns_is_as_quick_as_the_budget(view: Callable[..., Page], long: str) -> None:
+    page = view(f"#session={long}")
+    blank = page.context.new_page()
+    empty = typical(blank, "document.title = String(i)")
+    blank.close()
+    page.bring_to_front()
+    ratios = {name: typical(page, work) / empty for name, work in INTERACTIONS.items()}
+    print("ratio to an empty page:", {name: round(ratio, 2) for name, ratio in ratios.items()})
+    assert {name: ratio for name, ratio in ratios.items() if ratio > BUDGET} == {}
+
+
+def test_only_the_visible_turns_exist(view: Callable[..., Page], long: str) -> None:
+    page = view(f"#session={long}")
+    frames(page)
+    assert page.locator("#turns .turn").count() < 40
+    page.locator("#turns").focus()
+    page.keyboard.press("End")
+    expect(page.locator('[data-turn="299"]')).to_have_attribute("aria-selected", "true")
+    assert page.locator("#turns .turn").count() < 40
+    assert page.locator('[data-turn="0"]').count() == 0
+
+
+def test_100_000_rounds_are_never_all_sent_and_can_all_be_reached(view: Callable[..., Page], server: Live) -> None:
+    session = agent_session("marathon", turns=300, rounds=334, seed=2, tool_seconds=0.3)
+    ref = upload(server, "marathon.jsonl", lines(session))
+    page = view()
+    sizes: dict[str, int] = {}
+
+    def arrived(response: Any) -> None:
+        if "/v1/viewer/" in response.url:
+            sizes[response.url] = int(response.headers.get("content-length", 0))
+
+    page.on("response", arrived)
+    page.goto(f"{server.url}/viewer/#session={ref}")
+    page.wait_for_selector("#shown:not([hidden])")
+    rounds = page.locator("#head .figures").inner_text()
+    assert "100 k rounds" in rounds or "101 k rounds" in rounds or "99" in rounds, rounds
+    assert sum(sizes.values()) < 1_500_000, sizes
+    assert not [url for url in sizes if "/rounds" in url], "no round is wide enough to be seen yet"
+    for turn in (3, 150, 297):
+        page.evaluate("(turn) => { location.hash = location.hash.replace(/&turn=.*/, '') + '&turn=' + turn; }", turn)
+        expect(page.locator("#inspector h2").first).to_have_text(f"Turn {turn}")
+        page.keyboard.press("z")
+        for _ in range(3):
+            page.keyboard.press("+")
+        expect(page.locator("#times .lanes")).to_have_attribute("data-detail", "rounds")
+        page.keyboard.press("0")
+        frames(page)
+    assert sum(sizes.values()) < 4_000_000
+    blank = page.context.new_page()
+    empty = typical(blank, "document.title = String(i)")
+    blank.close()
+    page.bring_to_front()
+    ratios = {name: typical(page, INTERACTIONS[name]) / empty for name in ("select", "zoom", "pan", "zoom out")}
+    print("ratio to an empty page:", {name: round(ratio, 2) for name, ratio in ratios.items()})
+    assert {name: ratio for name, ratio in ratios.items() if ratio > BUDGET} == {}
