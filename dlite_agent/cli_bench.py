@@ -36,8 +36,9 @@ def bench_decode(
     from dlite_agent.decode.load import load_runtime
     from dlite_agent.decode.sampling import SamplingParams
     from dlite_agent.tables import decode_bench_table
+    from dlite_agent.train.data import read_prompts
 
-    found = decode.read_prompts(prompts)[:limit]
+    found = read_prompts(prompts)[:limit]
     params = SamplingParams(temperature=temperature, seed=seed, verification=verification)  # type: ignore[arg-type]
     runtime = load_runtime(
         target=target,
@@ -136,3 +137,32 @@ def bench_retention(
     from dlite_agent.bench.retention import main
 
     print(main(workload, output=json_out))
+
+
+@bench_app.command("restore")
+def bench_restore(
+    json_out: JsonOut = None,
+    context: Annotated[list[int], typer.Option(help="Prompt tokens; give it several times.")] = [512, 1024, 2048, 4096],  # noqa: B006
+    repeats: int = 3,
+    new_tokens: int = 32,
+    target: Target = "smollm2-135m",
+    drafter: DrafterOption = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """A paused session back from host memory and from disk, against computing it again; tau after each."""
+    from dlite_agent.bench import restore
+    from dlite_agent.decode.load import load_runtime
+    from dlite_agent.tables import restore_bench_table
+
+    runtime = load_runtime(target=target, drafter=drafter, dtype=dtype, device=device, threads=threads)
+    console = Console()
+
+    def progress(row: dict[str, Any]) -> None:
+        console.print(f"{row['context']} tokens: disk {row['ratio']['disk']:.1f}x recomputing", highlight=False)
+
+    result = restore.bench_restore(runtime, context, repeats=repeats, new_tokens=new_tokens, on_row=progress)
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1))
+    console.print(restore_bench_table(result))

@@ -80,3 +80,23 @@ def executor_bench_table(result: dict[str, Any]) -> Table:
         spread = f"{row['ratio_min']:.2f}-{row['ratio_max']:.2f}"
         table.add_row(row["dtype"], str(row["rows"]), *times, f"{row['ratio']:.2f}", spread)
     return table
+
+
+def restore_bench_table(result: dict[str, Any]) -> Table:
+    """The result of `bench restore`."""
+    table = Table(title=f"ways back, {result['dtype']}, median of {result['repeats']}", title_justify="left")
+    names = ("context", "MB", "host s", "disk s", "recompute s", "host", "disk", "tau", "tau after host/disk", "same")
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        seconds, ratio, tau = row["seconds"], row["ratio"], row["tau"]
+        table.add_row(
+            str(row["context"]),
+            f"{row['megabytes']:.0f}",
+            *(f"{seconds[name]:.3f}" for name in ("host", "disk", "recompute")),
+            *(f"{ratio[name]:.1f}x" for name in ("host", "disk")),
+            f"{tau['uninterrupted']:.2f}",
+            f"{tau['host']:.2f} / {tau['disk']:.2f}",
+            "yes" if row["same"]["host"] and row["same"]["disk"] else "no",
+        )
+    return table
