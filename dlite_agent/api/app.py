@@ -72,10 +72,10 @@ def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
             await asyncio.to_thread(engine.close)
             raise
         app.state.service = service
-        app.state.library = Library(service, log_path=path, shipped=content_dir("sessions"))
         log.info("ready", extra={"dlite": {"model": service.model, "context": service.context_limit}})
         app.state.runs = Runs(agents, lambda run, owner: EngineModel(service, run, owner), settings.data_dir)
         await app.state.runs.recover()
+        app.state.library = Library(service, app.state.runs, log_path=path, shipped=content_dir("sessions"))
         try:
             yield
         finally:

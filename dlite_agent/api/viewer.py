@@ -7,18 +7,18 @@ import hashlib
 from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from dlite_agent.api import problems
 from dlite_agent.api.fields import Strict, caller_of, read, service_of
+from dlite_agent.api.runs import runs_of
 from dlite_agent.api.stream import EventStream, frame
 from dlite_agent.api.viewer_library import Library
 from dlite_agent.api.viewer_view import MAX_PIECE, content, overview, parts, piece, rounds_between
 from dlite_agent.errors import InvalidRequest, NotFound
-from dlite_agent.trace.events import KnownEvent
 
 router = APIRouter(include_in_schema=False)
 """Not in the API document: these routes belong to the page and change with it."""
@@ -107,9 +107,7 @@ async def get_session(request: Request, ref: Ref, from_turn: Index = 0) -> Respo
     owner = caller_of(request).owner
     shown = await library.open(owner, ref)
     view = await asyncio.to_thread(overview, shown, from_turn)
-    live = ref.removeprefix("live~")
-    view["in_flight"] = ref != live and service_of(request).registry.get(owner, live).in_flight
-    view["ref"], view["age"] = ref, library.age(shown, ref)
+    view |= {"ref": ref, "in_flight": library.in_flight(owner, ref), "age": library.age(owner, ref, shown)}
     return problems.Json(view)
 
 
@@ -147,23 +145,28 @@ async def add_file(request: Request) -> Response:
 
 @router.get("/v1/viewer/live")
 async def live(request: Request, ref: Ref) -> Response:
-    """A line for each thing that happens in a session from now on: what and in which turn, without content."""
-    service = service_of(request)
+    """A line for each thing that happens in a session or run from now on: what it is, without content."""
+    service, owner = service_of(request), caller_of(request).owner
+    pause = service.settings.server.keepalive_seconds
+    kind, _, rest = ref.partition("~")
+    if kind == "run":
+        run = runs_of(request).get(owner, rest)
+        watcher = run.log.watch()
+        return EventStream(_notices(watcher, pause), lambda: run.log.leave(watcher), {})
     recorder = service.recorder
-    session = service.registry.get(caller_of(request).owner, ref.removeprefix("live~"))
+    session = await service.session(owner, rest)
     mailbox = recorder.listen(session)
-    frames = _notices(mailbox, service.settings.server.keepalive_seconds)
-    return EventStream(frames, lambda: recorder.leave(session, mailbox), {})
+    return EventStream(_notices(mailbox, pause), lambda: recorder.leave(session, mailbox), {})
 
 
-async def _notices(mailbox: asyncio.Queue[KnownEvent | None], pause: float) -> AsyncIterator[bytes]:
+async def _notices(mailbox: asyncio.Queue[Any], pause: float) -> AsyncIterator[bytes]:
     yield b": open\n\n"
     while True:
         try:
-            event = await asyncio.wait_for(mailbox.get(), pause)
+            coming = await asyncio.wait_for(mailbox.get(), pause)
         except TimeoutError:
             yield b": idle\n\n"
             continue
-        if event is None:
+        if coming is None:
             return
-        yield frame({"kind": event.kind, "turn": getattr(event, "turn", None)}, event.kind)
+        yield frame({"kind": coming.kind}, coming.kind)

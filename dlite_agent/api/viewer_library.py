@@ -1,4 +1,4 @@
-"""Where the viewer's sessions come from: this server's own, those shipped with the package, and files given to it."""
+"""Where the viewer's sessions come from: this server's own and its runs, files given to it, and shipped recordings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dlite_agent.agent.runs import AgentRun, Runs
 from dlite_agent.api.problems import TooLarge
 from dlite_agent.api.service import Service
 from dlite_agent.api.viewer_view import Shown, spark
@@ -49,7 +50,7 @@ class _Tail:
 
 
 class Library:
-    """Sessions by reference: `live~ID`, `shipped~FILE~N` or `file~TOKEN~N`. To be used from the event loop.
+    """Sessions by reference: `live~ID`, `run~ID`, `file~TOKEN~N` or `shipped~FILE~N`. To be used from the event loop.
 
     What is computed from a session is kept until the session changes, for the latest used ones.
 
@@ -58,8 +59,9 @@ class Library:
         shipped: folder of recorded sessions that everybody may see.
     """
 
-    def __init__(self, service: Service, *, log_path: Path | None, shipped: Path) -> None:
+    def __init__(self, service: Service, runs: Runs, *, log_path: Path | None, shipped: Path) -> None:
         self._service = service
+        self._runs = runs
         self._log_path = log_path
         self._shipped = shipped
         self._kept: OrderedDict[str, tuple[Revision, Shown]] = OrderedDict()
@@ -72,7 +74,9 @@ class Library:
         """A session with what was computed from it. Raises NotFound, also for another owner's."""
         kind, _, rest = ref.partition("~")
         if kind == "live":
-            return await self._live(ref, self._service.registry.get(owner, rest))
+            return await self._live(ref, await self._service.session(owner, rest))
+        if kind == "run":
+            return await self._run(ref, self._runs.get(owner, rest))
         name, _, number = rest.rpartition("~")
         if not number.isdigit():
             raise NotFound(f"There is no session {ref!r}.", param="session")
@@ -90,8 +94,29 @@ class Library:
 
     async def cards(self, owner: str, offset: int, limit: int) -> dict[str, Any]:
         """A page of all sessions the caller may see, live ones first, each with its sparkline."""
-        entries = [
-            *(self._live_entry(session) for session in self._service.registry.list(owner)),
+        runs = self._runs.list(owner)
+        own = {run.id for run in runs}
+        entries: list[dict[str, Any]] = [
+            *(self._run_entry(run) for run in runs),
+            *(
+                self._live_entry(session)
+                for session in self._service.registry.list(owner)
+                if not {session.id, session.name} & own  # a run's model turns are part of the run
+            ),
+            *(
+                {
+                    "ref": f"live~{entry.session}",
+                    "kind": "stored",
+                    "name": entry.name or entry.session,
+                    "used": None,
+                    "in_flight": False,
+                    "turns": entry.turn,
+                    "wall": None,
+                    "spark": [],
+                }
+                for entry in await self._service.keeper.entries(owner)
+                if not {entry.session, entry.name} & own
+            ),
             *(
                 {"ref": f"file~{token}~{i}", "kind": "file", "name": f"{file.name}", "used": None, "in_flight": False}
                 for token, file in reversed(self._files.items())
@@ -131,13 +156,28 @@ class Library:
             "problems": shown[0].report.problems[:50],
         }
 
-    def age(self, shown: Shown, ref: str) -> float | None:
-        """Seconds since the session's last event, for a live session's events of this process; else None."""
+    def age(self, owner: str, ref: str, shown: Shown) -> float | None:
+        """Seconds since the session's last event, where this process wrote it and its clock can tell; else None."""
         last = next((event for event in reversed(shown.log.events) if isinstance(event, Event)), None)
-        live = ref.startswith("live~") and last is not None and last.segment == self._service.recorder.segment
-        return max(0.0, time.monotonic() - last.t) if live and last is not None else None
+        kind, _, rest = ref.partition("~")
+        if last is None or kind not in ("live", "run"):
+            return None
+        segment = self._service.recorder.segment if kind == "live" else self._runs.get(owner, rest).log.segment
+        return max(0.0, time.monotonic() - last.t) if last.segment == segment else None
+
+    def in_flight(self, owner: str, ref: str) -> bool:
+        """Whether something of a session is running now."""
+        kind, _, rest = ref.partition("~")
+        if kind == "run":
+            return not self._runs.get(owner, rest).at_rest
+        return kind == "live" and self._service.registry.get(owner, rest).in_flight
 
     # Cards.
+
+    def _run_entry(self, run: AgentRun) -> dict[str, Any]:
+        name = " ".join(run.spec.task[:200].split())
+        used = (run.progress.turns, run.progress.calls, run.state)
+        return {"ref": f"run~{run.id}", "kind": "run", "name": name, "used": used, "in_flight": not run.at_rest}
 
     def _live_entry(self, session: Session) -> dict[str, Any]:
         return {
@@ -149,6 +189,8 @@ class Library:
         }
 
     async def _card(self, owner: str, entry: dict[str, Any]) -> dict[str, Any]:
+        if entry["kind"] == "stored":
+            return entry
         ref = str(entry["ref"])
         revision = (entry["used"], entry["in_flight"])
         found = self._sparks.get(ref)
@@ -174,10 +216,7 @@ class Library:
         recorder = self._service.recorder
         if self._log_path is not None:
             revision: Revision = (self._log_path.stat().st_size,)
-            tail = self._tails.setdefault(session.id, _Tail())
-            self._tails.move_to_end(session.id)
-            while len(self._tails) > _KEPT:
-                self._tails.popitem(last=False)
+            tail = self._tail(session.id)
             path = self._log_path
             return await self._made(ref, revision, lambda: _one(_follow(path, tail, session.id), session.id))
         events = recorder.events(session)
@@ -188,6 +227,18 @@ class Library:
         log = Log(list(events), problems=problems)
         revision = (len(events), events[-1].t)
         return await self._made(ref, revision, lambda: _one(log, session.id))
+
+    async def _run(self, ref: str, run: AgentRun) -> Shown:
+        path = run.log.path
+        tail = self._tail(run.id)
+        return await self._made(ref, (path.stat().st_size,), lambda: _one(_follow(path, tail, ""), run.id))
+
+    def _tail(self, name: str) -> _Tail:
+        tail = self._tails.setdefault(name, _Tail())
+        self._tails.move_to_end(name)
+        while len(self._tails) > _KEPT:
+            self._tails.popitem(last=False)
+        return tail
 
     async def _made(self, ref: str, revision: Revision, make: Callable[[], Shown]) -> Shown:
         async with self._working:
@@ -202,7 +253,7 @@ class Library:
 
 
 def _follow(path: Path, tail: _Tail, session: str) -> Log:
-    """All lines of a log that concern one session; only what was appended since the last call is read."""
+    """All lines of a log that concern one session (empty: any); only what was appended since the last call is read."""
     with path.open("rb") as file:
         file.seek(tail.offset)
         fresh = file.read()

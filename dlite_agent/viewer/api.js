@@ -53,7 +53,7 @@ export async function post(path, body) {
   return (await answer(address(path), { method: "POST", headers: sent, body: JSON.stringify(body) })).json();
 }
 
-/** Calls `onEvent({kind, turn})` for each event until the stream ends; comments count as signs of life. */
+/** Calls `onEvent({kind})` for each event until the stream ends; comments count as signs of life. */
 export async function follow(path, query, onEvent, signal) {
   const response = await answer(address(path, query), { headers: headers({ accept: "text/event-stream" }), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

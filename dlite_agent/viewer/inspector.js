@@ -72,7 +72,7 @@ function figures(turn, onStep) {
     fact("whole turn", seconds(turn.end - turn.start)),
     fact("first token", seconds(turn.ttft), "from the request's arrival"),
     fact("prompt", count(turn.prompt_tokens)),
-    fact("cached", turn.cached_tokens === null ? "–" : `${count(turn.cached_tokens)} (${percent(turn.cached_tokens / Math.max(turn.prompt_tokens ?? 1, 1))})`),
+    fact("cached", turn.cached_tokens === null ? "–" : `${count(turn.cached_tokens)} (${Math.floor((100 * turn.cached_tokens) / Math.max(turn.prompt_tokens ?? 1, 1))} %)`),
     fact("answer", count(turn.output_tokens)),
     fact("ended by", turn.error ? line(turn.error, 40) : turn.finished ? line(turn.finish_reason ?? "–", 24) : "not finished"),
   ];

@@ -109,7 +109,7 @@ class Page {
     }
     this.showAll(false);
     this.tabs.show(this.other ? "versus" : place.turn === null ? "amdahl" : "inspector");
-    if (place.session.startsWith("live~")) this.follow(place.session);
+    if (/^(live|run)~/.test(place.session)) this.follow(place.session);
   }
 
   showAll(keep) {

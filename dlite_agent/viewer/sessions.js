@@ -6,7 +6,13 @@ import { line, plural, seconds } from "./format.js";
 
 const PAGE = 40;
 const EVERY = 4000;
-const LABELS = { live: "This server", file: "Opened files", shipped: "Shipped recordings" };
+const LABELS = {
+  run: "Runs",
+  live: "Sessions",
+  stored: "Stored sessions",
+  file: "Opened files",
+  shipped: "Shipped recordings",
+};
 
 export class Sessions {
   /** `on` has choose(ref), failed(problem) and counted(total). */
@@ -89,7 +95,8 @@ export class Sessions {
 
   card(card) {
     const state = card.in_flight ? h("i", { className: "dot pulse", title: "a turn is running" }) : null;
-    const facts = card.problem ? line(card.problem, 60) : `${plural(card.turns, "turn")} · ${seconds(card.wall)}`;
+    const wall = card.wall === null ? "" : ` · ${seconds(card.wall)}`;
+    const facts = card.problem ? line(card.problem, 60) : plural(card.turns, "turn") + wall;
     return h(
       "button",
       {
