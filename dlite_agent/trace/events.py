@@ -36,11 +36,13 @@ __all__ = [
     "Foreign",
     "KnownEvent",
     "Mask",
+    "Mismatch",
     "Model",
     "Note",
     "Outage",
     "Prefill",
     "Queue",
+    "Replayed",
     "Restore",
     "Round",
     "Rounds",
@@ -138,6 +140,33 @@ class Divergence(TurnEvent):
     position: Count
 
 
+class Replayed(SessionEvent):
+    """This session is a replay of session `original`, run as `side`; `wait` says how its waits were kept."""
+
+    kind: Literal["replayed"] = "replayed"
+    original: str
+    side: str
+    wait: str | None = None
+
+
+class Mismatch(TurnEvent):
+    """A replay gave something else than it was compared with (`against`: the recording, or another side's name).
+
+    `position` is the first difference: of tokens it counts in the answer, of an observation (whose call is `call_id`)
+    in its characters. `expected` and `found` are what stands there, if anything does; `count` places differ in all.
+    """
+
+    kind: Literal["mismatch"] = "mismatch"
+    content_fields = ("expected", "found")
+    what: Literal["token", "observation"]
+    against: str
+    position: Count
+    count: Count = 1
+    call_id: str | None = None
+    expected: int | str | None = None
+    found: int | str | None = None
+
+
 class Outage(Event):
     """A restart was noticed. `seconds` comes from wall clocks, so it is an estimate; None: not even that is known."""
 
@@ -198,6 +227,8 @@ KnownEvent = (
     | ToolEnd
     | ClientIdle
     | Divergence
+    | Replayed
+    | Mismatch
     | Outage
     | Calibration
     | Note

@@ -22,10 +22,12 @@ from dlite_agent.trace.events import (
     Divergence,
     Event,
     Mask,
+    Mismatch,
     Model,
     Note,
     Prefill,
     Queue,
+    Replayed,
     Restore,
     Round,
     Rounds,
@@ -123,6 +125,8 @@ class Timeline:
     segments: int = 1
     notes: list[Note] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
+    replayed: Replayed | None = None
+    mismatches: list[Mismatch] = field(default_factory=list)
     calibration: list[tuple[int, int, float, float]] = field(default_factory=list)
 
     def seconds(self, *, inferred_only: bool = False) -> dict[str, float]:
@@ -235,6 +239,8 @@ def _timeline(
         segments=len(axis.order),
         notes=[event for event in events if isinstance(event, Note)],
         divergences=[event for event in events if isinstance(event, Divergence)],
+        replayed=next((event for event in events if isinstance(event, Replayed)), None),
+        mismatches=[event for event in events if isinstance(event, Mismatch)],
         calibration=points,
     )
     timeline.wall = max(timeline.wall, *(end for _, end in axis.outages), 0.0)
