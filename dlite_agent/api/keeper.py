@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -47,6 +47,7 @@ class Keeper:
         self._engine = engine
         self._every = lease_ttl_s / 3
         self._renewing: asyncio.Task[None] | None = None
+        self._commits: set[asyncio.Task[None]] = set()
 
     async def adopt(self, owner: str, reference: str) -> str | None:
         """Make a stored session known here by its id or its client's name for it, unless it is known.
@@ -135,7 +136,7 @@ class Keeper:
         history: History,
         reply: Finished,
         divergence: str | None,
-        start: SamplerState,
+        sampler: SamplerState,
     ) -> Committed | None:
         """Make a turn durable, its new KV rows included. Afterwards `session.version` is the stored one.
 
@@ -143,11 +144,35 @@ class Keeper:
             StoreUnavailable: there is no room; the previous turn stands.
             StaleLease: another replica has taken the session over.
         """
-        session.acceptance = _added(session.acceptance, reply)
         persister = self.persister
         if persister is None:
+            session.acceptance = _added(session.acceptance, reply)
             return None
-        facts = replace(_facts(session, history), sampler=start, divergence=divergence)
+        with self._counted():
+            return await self._commit(persister, session, ids, history, reply, divergence, sampler)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._commits.add(task)
+        try:
+            yield
+        finally:
+            self._commits.discard(task)
+
+    async def _commit(
+        self,
+        persister: Persister,
+        session: Session,
+        ids: list[int],
+        history: History,
+        reply: Finished,
+        divergence: str | None,
+        sampler: SamplerState,
+    ) -> Committed:
+        acceptance = _added(session.acceptance, reply)
+        facts = replace(_facts(session, history), sampler=sampler, divergence=divergence, acceptance=acceptance)
         base = persister.latest(session.stored) if session.stored != session.id else None
         try:
             draft = await asyncio.to_thread(
@@ -161,6 +186,7 @@ class Keeper:
         if done.shared is not None:
             log.warning("not in the shared store", extra={"dlite": {"session": session.id, "reason": done.shared}})
         session.version, session.stored, session.unstored = done.version, session.id, None
+        session.acceptance = acceptance
         return done
 
     async def _rows(self, key: str, first: int) -> Tensor | None:
@@ -214,6 +240,11 @@ class Keeper:
             running = [session.id for session in self._registry.in_flight()]
             for lost in await asyncio.to_thread(persister.renew, running):
                 log.warning("session taken over", extra={"dlite": {"session": lost}})
+
+    async def settle(self) -> None:
+        """Wait for commits that have begun."""
+        if self._commits:
+            await asyncio.wait(set(self._commits), timeout=_EXPORT_S)
 
     async def close(self) -> None:
         """Hand all sessions over and close the stores."""

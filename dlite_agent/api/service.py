@@ -170,6 +170,7 @@ class Service:
 
     async def close(self) -> None:
         """End all turns, hand all sessions over, and close the stores."""
+        await self.keeper.settle()
         await asyncio.to_thread(self.engine.close, 0.0)
         self.tiers.close()
         await self.keeper.close()

@@ -153,7 +153,9 @@ class States:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix, by halving: slices compare at C speed."""
+    """Length of the common prefix, by halving: slices compare at C speed, if both are of one type."""
+    if type(a) is not type(b):
+        a, b = list(a), list(b)
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -72,7 +72,7 @@ class Sessions(RuleBasedStateMachine):
         if truth.live is not None:
             return truth.live
         copy = self.host.get(name)
-        if copy is not None and list(copy.ids) == truth.ids:
+        if copy is not None and copy.ids == truth.ids:
             state = copy.apply(pool().sequence(), CPU)
         else:
             found = self.keeper.read(name)

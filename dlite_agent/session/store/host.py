@@ -15,7 +15,7 @@ from dlite_agent.decode.state import DecodeState
 class HostCopy:
     """A session off the device. Its KV is worth what its ids are: compare them, whatever has happened since."""
 
-    ids: tuple[int, ...]
+    ids: list[int]
     rows: Tensor
     features: Tensor | None
     kept: dict[int, Tensor]
@@ -52,7 +52,7 @@ class HostTier:
         """Copy a session's state off the device. Its KV is left for the caller to free."""
         self.drop(session)
         copy = HostCopy(
-            tuple(state.ids),
+            list(state.ids),
             state.kv.export().to("cpu"),
             None if state.features is None else state.features.to("cpu"),
             {n: row.to("cpu") for n, row in state.kept.items()},

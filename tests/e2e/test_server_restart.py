@@ -1,0 +1,90 @@
+"""A server that is killed goes on where its last answer ended, as if nothing had been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.processes import Served
+from tests.serving import MODEL, Live
+
+OPENING = [
+    {"role": "system", "content": "You are a careful assistant that works on files. " * 8},
+    {"role": "user", "content": "Look at the file notes.txt and tell what it says."},
+]
+TOOLS = ["The file says: seven apples.", "The file says: two pears.", "The file says: nothing more."]
+
+
+def further(messages: list[dict[str, Any]], answer: dict[str, Any], said: str) -> list[dict[str, Any]]:
+    return [*messages, answer["choices"][0]["message"], {"role": "user", "content": said}]
+
+
+def check_resumed(before: dict[str, Any], after: dict[str, Any], tier: str) -> None:
+    """Everything but the anchor came back, nothing of it was computed again, and drafting went on at once."""
+    block = after["usage"]["dlite"]
+    whole = before["usage"]["prompt_tokens"] + before["usage"]["completion_tokens"]
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= whole - 1
+    assert block["restored_from"] == tier
+    assert block["restore_reason"] is None
+    assert block["prefilled_tokens"] <= after["usage"]["prompt_tokens"] - (whole - 1)
+    assert block["session_id"] == before["usage"]["dlite"]["session_id"]
+    assert block["turn"] == before["usage"]["dlite"]["turn"] + 1
+    assert block["divergence"] is None
+
+
+def test_killed_between_turns_and_during_one(server: Live, tmp_path: Path) -> None:
+    options = {"max_tokens": 10, "ignore_eos": True}
+    messages, whole = OPENING, []
+    for said in (*TOOLS, ""):
+        whole.append(server.chat(messages, session_id=str(tmp_path), **options))
+        messages = further(messages, whole[-1], said)
+
+    with Served(tmp_path) as first:
+        answers = [first.chat(OPENING, session_id="mine")]
+        messages = further(OPENING, answers[0], TOOLS[0])
+        first.kill()
+    with Served(tmp_path) as second:
+        answers.append(second.chat(messages, session_id="mine"))
+        check_resumed(answers[0], answers[1], "disk")
+        messages = further(messages, answers[1], TOOLS[1])
+        body = {"model": MODEL, "messages": messages, "temperature": 0, "stream": True, "session_id": "mine"}
+        url = f"{second.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body | {"max_tokens": 400, "ignore_eos": True}, timeout=120) as stream:
+            lines = stream.iter_lines()
+            while '"content":"' not in next(lines):
+                pass
+            second.kill()
+    with Served(tmp_path) as third:
+        answers.append(third.chat(messages))  # The conversation alone finds its session.
+        check_resumed(answers[1], answers[2], "disk")
+        messages = further(messages, answers[2], TOOLS[2])
+        answers.append(third.chat(messages, session_id="mine"))
+        check_resumed(answers[2], answers[3], "device")
+        assert third.terminate() == 0
+
+    for found, wanted in zip(answers, whole, strict=True):
+        assert found["choices"][0]["message"] == wanted["choices"][0]["message"]
+        for name in ("rounds", "accepted_tokens", "drafted_tokens", "tau"):
+            assert found["usage"]["dlite"][name] == wanted["usage"]["dlite"][name]
+
+
+def test_an_answer_that_ended_is_durable(tmp_path: Path) -> None:
+    """Killed at the moment the last byte of a stream arrives."""
+    with Served(tmp_path) as first:
+        body = {"model": MODEL, "messages": OPENING, "temperature": 0, "stream": True, "max_tokens": 4}
+        ids = []
+        for number in range(3):
+            with httpx.stream(
+                "POST", f"{first.url}/v1/chat/completions", json=body | {"session_id": f"s{number}"}, timeout=120
+            ) as stream:
+                ids.append(stream.headers["x-session-id"])
+                for line in stream.iter_lines():
+                    if line == "data: [DONE]":
+                        break
+        first.kill()
+    with Served(tmp_path) as second:
+        for number, session in enumerate(ids):
+            card = httpx.get(f"{second.url}/v1/sessions/s{number}", timeout=60).json()
+            assert (card["id"], card["turns"], card["stored"]) == (session, 1, True)
