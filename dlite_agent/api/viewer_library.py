@@ -46,7 +46,7 @@ class _Tail:
     """What was read so far of one session from the server's log, and up to which byte."""
 
     offset: int = 0
-    data: list[bytes] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
 
 
 class Library:
@@ -215,30 +215,28 @@ class Library:
     async def _live(self, ref: str, session: Session) -> Shown:
         recorder = self._service.recorder
         if self._log_path is not None:
-            revision: Revision = (self._log_path.stat().st_size,)
-            tail = self._tail(session.id)
-            path = self._log_path
-            return await self._made(ref, revision, lambda: _one(_follow(path, tail, session.id), session.id))
+            return await self._logged(ref, self._log_path, session.id, session.id)
         events = recorder.events(session)
         problems = []
         if not any(isinstance(event, SessionStart) for event in events):
             kept = f"Only the latest {len(events) - 1} events are in memory; start the server with a data folder"
             problems.append(f"{kept} to keep all.")
         log = Log(list(events), problems=problems)
-        revision = (len(events), events[-1].t)
+        revision: Revision = (len(events), events[-1].t)
         return await self._made(ref, revision, lambda: _one(log, session.id))
 
     async def _run(self, ref: str, run: AgentRun) -> Shown:
-        path = run.log.path
-        tail = self._tail(run.id)
-        return await self._made(ref, (path.stat().st_size,), lambda: _one(_follow(path, tail, ""), run.id))
+        return await self._logged(ref, run.log.path, run.id, "")
 
-    def _tail(self, name: str) -> _Tail:
-        tail = self._tails.setdefault(name, _Tail())
-        self._tails.move_to_end(name)
+    async def _logged(self, ref: str, path: Path, session: str, needle: str) -> Shown:
+        tail = self._tails.setdefault(ref, _Tail())
+        self._tails.move_to_end(ref)
         while len(self._tails) > _KEPT:
             self._tails.popitem(last=False)
-        return tail
+        async with self._working:
+            await asyncio.to_thread(_read_on, path, tail, needle)
+        revision = (len(tail.lines),)
+        return await self._made(ref, revision, lambda: _one(parse_lines(b"\n".join(tail.lines)), session))
 
     async def _made(self, ref: str, revision: Revision, make: Callable[[], Shown]) -> Shown:
         async with self._working:
@@ -252,16 +250,15 @@ class Library:
             return found[1]
 
 
-def _follow(path: Path, tail: _Tail, session: str) -> Log:
-    """All lines of a log that concern one session (empty: any); only what was appended since the last call is read."""
+def _read_on(path: Path, tail: _Tail, needle: str) -> None:
+    """Read what was appended to a log: the lines with `needle` in them (empty: all), and those that concern all."""
     with path.open("rb") as file:
         file.seek(tail.offset)
         fresh = file.read()
     whole = fresh[: fresh.rfind(b"\n") + 1]
     tail.offset += len(whole)
-    needles = (session.encode(), b'"kind":"segment"', b'"kind":"calibration"', b'"kind":"outage"')
-    tail.data += [line for line in whole.split(b"\n") if any(needle in line for needle in needles)]
-    return parse_lines(b"\n".join(tail.data))
+    needles = (needle.encode(), b'"kind":"segment"', b'"kind":"calibration"', b'"kind":"outage"')
+    tail.lines += [line for line in whole.split(b"\n") if line and any(part in line for part in needles)]
 
 
 def _one(log: Log, session: str) -> Shown:

@@ -90,8 +90,11 @@ class Page {
       return;
     }
     const same = before.session === this.place.session && before.with === this.place.with && this.view !== null;
-    if (same) this.showTurn(null);
-    else await this.load();
+    if (!same) await this.load();
+    else {
+      if (this.place.turn !== null) this.tabs.show("inspector");
+      this.showTurn(null);
+    }
   }
 
   async load() {
@@ -131,7 +134,7 @@ class Page {
     $("compare").disabled = false;
     $("compare").textContent = other ? "End comparison" : "Compare";
     $("compare").setAttribute("aria-pressed", String(Boolean(other) || this.picking));
-    this.showTurn(null);
+    this.showTurn(null, !keep);
     this.ranged();
     this.tick();
   }
@@ -168,13 +171,14 @@ class Page {
     this.showTurn(call);
   }
 
-  showTurn(call) {
+  /** `reveal` brings the turn into view, which a session that grows under the reader's eyes must not. */
+  showTurn(call, reveal = true) {
     const turn = this.view?.turns.find((item) => item.turn === this.place.turn) ?? null;
     this.times.select(turn?.turn ?? null);
     this.timesB?.select(turn?.turn ?? null);
-    this.turns.select(turn?.turn ?? null);
+    this.turns.select(turn?.turn ?? null, { reveal });
     if (turn) {
-      this.times.reveal(turn.turn);
+      if (reveal) this.times.reveal(turn.turn);
       this.inspector.show(this.place.session, turn, call);
     } else if (this.place.turn !== null) this.inspector.empty(`The session has no turn ${this.place.turn}.`);
     else this.inspector.empty("Choose a turn, in the timeline or in the list, to see its figures and texts.");

@@ -14,7 +14,7 @@ export class AmdahlPanel {
   constructor(box) {
     this.box = box;
     this.ref = null;
-    this.sD = null;
+    this.sD = null;  // as measured, until a slider says otherwise
     this.tools = 1;
     new ResizeObserver(() => this.curve && this.drawCurve()).observe(box);  // also when its tab is opened
   }
@@ -25,9 +25,14 @@ export class AmdahlPanel {
       this.sD = null;
       this.tools = 1;
     }
+    const using = ref === this.ref && this.box.contains(document.activeElement) && this.curve;
     this.ref = ref;
     this.view = view;
     this.case = known(view);
+    if (using && this.case !== null) {
+      this.compute();  // the session has grown while a slider is held: it must stay
+      return;
+    }
     if (this.case === null) {
       const why = view.unknown.length ? view.unknown : ["The log does not say what decoding took."];
       this.curve = null;
@@ -39,8 +44,8 @@ export class AmdahlPanel {
 
   build() {
     const { measured, guess, ar } = this.case;
-    if (this.sD === null) this.sD = measured ?? 1;
-    this.sliderD = h("input", { type: "range", min: 0, max: 1000, step: 1, value: toSlider(this.sD), id: "slider-sd" });
+    const start = this.sD ?? measured ?? 1;
+    this.sliderD = h("input", { type: "range", min: 0, max: 1000, step: 1, value: toSlider(start), id: "slider-sd" });
     this.outD = h("output", { htmlFor: "slider-sd" });
     this.sliderT = h("input", { type: "range", min: 0, max: 200, step: 1, value: Math.round(this.tools * 100), id: "slider-tool" });
     this.outT = h("output", { htmlFor: "slider-tool" });
@@ -83,17 +88,18 @@ export class AmdahlPanel {
   }
 
   reset() {
-    this.sD = this.case.measured ?? 1;
+    this.sD = null;
     this.tools = 1;
     this.build();
     this.sliderD.focus();
   }
 
   compute() {
-    const figures = whatIf(this.case.seconds, this.case.ar, this.sD, this.tools);
-    this.outD.textContent = times(this.sD);
+    const sD = this.sD ?? this.case.measured ?? 1;
+    const figures = whatIf(this.case.seconds, this.case.ar, sD, this.tools);
+    this.outD.textContent = times(sD);
     this.outT.textContent = percent(this.tools);
-    this.sliderD.setAttribute("aria-valuetext", `${this.sD.toFixed(2)} times`);
+    this.sliderD.setAttribute("aria-valuetext", `${sD.toFixed(2)} times`);
     this.sliderT.setAttribute("aria-valuetext", `${Math.round(this.tools * 100)} percent`);
     this.answers.workflow.textContent = times(figures.workflow[0]);
     this.answers.now.textContent = times(figures.against_now);
@@ -110,7 +116,8 @@ export class AmdahlPanel {
     const context = fit(this.curve, width, height);
     const { seconds: base, ar, measured } = this.case;
     const at = (sD) => whatIf(base, ar, sD, this.tools).workflow[0];
-    const limit = whatIf(base, ar, this.sD, this.tools).bound[0];
+    const now = this.sD ?? measured ?? 1;
+    const limit = whatIf(base, ar, now, this.tools).bound[0];
     const top = Math.max(Number.isFinite(limit) ? limit : at(HIGH), at(HIGH), 1.01) * 1.06;
     const floor = Math.min(at(LOW), 1);
     const x = (sD) => 30 + (Math.log(sD / LOW) / Math.log(HIGH / LOW)) * (width - 38);
@@ -147,7 +154,7 @@ export class AmdahlPanel {
     }
     context.stroke();
     if (measured !== null) dot(context, x(Math.min(Math.max(measured, LOW), HIGH)), y(at(measured)), colour("panel"), colour("phase-decode"));
-    dot(context, x(this.sD), y(at(this.sD)), colour("phase-decode"), colour("text"));
+    dot(context, x(now), y(at(now)), colour("phase-decode"), colour("text"));
   }
 }
 

@@ -51,9 +51,10 @@ export class Sessions {
         total = page.total;
         if (cards.length >= total) break;
       }
+      const news = JSON.stringify(cards) !== JSON.stringify(this.cards) || total !== this.total;
       this.cards = cards;
       this.total = total;
-      this.paint();
+      if (news) this.paint();  // else a click that has begun would lose its button
       this.on.counted?.(total);
     } catch (error) {
       this.on.failed?.(error);

@@ -114,6 +114,7 @@ export class Timeline {
 
   /** `since` is the time from which something runs that has no end yet, or null. */
   setNow(now) {
+    if (now === null && this.now === null) return;
     this.now = now;
     this.redraw();
   }

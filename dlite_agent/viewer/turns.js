@@ -17,14 +17,16 @@ export class TurnList {
     this.rows = [];
     this.live = new Map();
     this.selected = null;
-    this.filler = h("div", { className: "filler" });
+    this.filler = h("div", { className: "filler", role: "presentation" });
     this.box.replaceChildren(this.filler);
     this.update = onceAFrame(() => this.paint());
     this.box.addEventListener("scroll", this.update, { passive: true });
     new ResizeObserver(() => this.refresh()).observe(this.box);
     this.box.addEventListener("click", (event) => {
-      const row = event.target.closest("[data-turn]");
-      if (row) this.choose(Number(row.dataset.turn));
+      // By place, not by element: the row may have been drawn anew since the button went down.
+      const y = event.clientY - this.box.getBoundingClientRect().top + this.box.scrollTop;
+      const turn = this.rows[Math.floor(y / this.height)];
+      if (turn) this.choose(turn.turn);
     });
     this.box.addEventListener("keydown", (event) => this.key(event));
   }
