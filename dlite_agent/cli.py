@@ -170,6 +170,7 @@ def serve(
         float, typer.Option(help="Idle seconds before another replica may take a session.")
     ] = 30.0,
     host_gib: Annotated[float, typer.Option(help="Host memory for paused sessions' KV, GiB.")] = 2.0,
+    disk_gib: Annotated[float | None, typer.Option(help="Disk space for sessions, GiB; no limit by default.")] = None,
     idle_share: Annotated[float, typer.Option(help="Share of the KV budget that paused sessions may hold.")] = 0.8,
     target: Target = "smollm2-135m",
     drafter: DrafterOption = "auto",
@@ -234,6 +235,7 @@ def serve(
             sessions=config.SessionSettings(
                 host_bytes=int(host_gib * 2**30),
                 idle_share=idle_share,
+                disk_bytes=None if disk_gib is None else int(disk_gib * 2**30),
                 redis_url=redis or os.environ.get("DLITE_REDIS_URL"),
                 redis_kv_limit=int(redis_kv_limit_mib * 2**20),
                 lease_ttl_s=lease_seconds,

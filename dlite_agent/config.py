@@ -131,6 +131,7 @@ class SessionSettings:
     Attributes:
         host_bytes: host memory that paused sessions may hold; 0 for none.
         idle_share: share of the KV budget that paused sessions may hold at most.
+        disk_bytes: what session files may take; beyond it the longest idle sessions are removed. None for no limit.
         redis_url: a Redis or Valkey server shared by replicas, with user, password and database; None for none.
         redis_kv_limit: bytes of KV that one session may keep there; 0 keeps KV away from it.
         redis_ttl_s: seconds after which a session that nobody uses is gone from there.
@@ -139,6 +140,7 @@ class SessionSettings:
 
     host_bytes: int = 2 << 30
     idle_share: float = 0.8
+    disk_bytes: int | None = None
     redis_url: str | None = field(default=None, repr=False)
     redis_kv_limit: int = 0
     redis_ttl_s: float = 86_400.0
@@ -147,6 +149,8 @@ class SessionSettings:
     def __post_init__(self) -> None:
         for name in ("host_bytes", "redis_kv_limit"):
             _at_least(self, name, 0)
+        if self.disk_bytes is not None:
+            _at_least(self, "disk_bytes", 1)
         if not 0 < self.idle_share <= 1:
             raise InvalidRequest("idle_share must be above 0 and at most 1", param="idle_share")
         if not (self.lease_ttl_s >= 1 and self.redis_ttl_s >= self.lease_ttl_s):

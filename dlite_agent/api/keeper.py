@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from dlite_agent.config import SessionSettings
 from dlite_agent.decode.engine import Engine
 from dlite_agent.decode.jobs import Finished
 from dlite_agent.errors import DliteError, NotFound
@@ -25,10 +26,12 @@ from dlite_agent.session.record import Acceptance, SamplerState
 from dlite_agent.session.registry import Registry, Session
 from dlite_agent.session.restore import Loaded
 from dlite_agent.session.store.base import Entry, StaleLease, StoreUnavailable
+from dlite_agent.session.store.disk import DiskStore
 
 log = logging.getLogger("dlite_agent.sessions")
 _EXPORT_S = 60.0
 """Seconds to wait for the engine's copy of a turn's rows; a turn without them is stored without their KV."""
+_COLLECT_S = 60.0
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -38,15 +41,17 @@ class Keeper:
 
     Args:
         persister: None keeps nothing.
-        lease_ttl_s: see `SessionSettings`.
+        settings: lease_ttl_s and disk_bytes count here.
     """
 
-    def __init__(self, registry: Registry, engine: Engine, persister: Persister | None, lease_ttl_s: float) -> None:
+    def __init__(
+        self, registry: Registry, engine: Engine, persister: Persister | None, settings: SessionSettings
+    ) -> None:
         self.persister = persister
         self._registry = registry
         self._engine = engine
-        self._every = lease_ttl_s / 3
-        self._renewing: asyncio.Task[None] | None = None
+        self._settings = settings
+        self._chores: list[asyncio.Task[None]] = []
         self._commits: set[asyncio.Task[None]] = set()
 
     async def adopt(self, owner: str, reference: str) -> str | None:
@@ -101,8 +106,9 @@ class Keeper:
         found = await self._done(self._hold, self.persister, session)
         if isinstance(found, Loaded):
             self._registry.adopt(found.record, found.ids)
-        if self.persister.shared is not None and self._renewing is None:
-            self._renewing = asyncio.get_running_loop().create_task(self._renew(self.persister))
+        if not self._chores:
+            work = (self._renew(self.persister), self._collect(self.persister))
+            self._chores = [asyncio.get_running_loop().create_task(chore) for chore in work]
 
     @staticmethod
     def _hold(persister: Persister, session: Session) -> Loaded | None:
@@ -235,11 +241,24 @@ class Keeper:
 
     async def _renew(self, persister: Persister) -> None:
         """Keep the leases of sessions whose turns run; idle sessions are free for others when theirs run out."""
-        while True:
-            await asyncio.sleep(self._every)
+        while persister.shared is not None:
+            await asyncio.sleep(self._settings.lease_ttl_s / 3)
             running = [session.id for session in self._registry.in_flight()]
             for lost in await asyncio.to_thread(persister.renew, running):
                 log.warning("session taken over", extra={"dlite": {"session": lost}})
+
+    async def _collect(self, persister: Persister) -> None:
+        """Keep the session files within their limit."""
+        store, limit = persister.local, self._settings.disk_bytes
+        while isinstance(store, DiskStore) and limit is not None:
+            await asyncio.sleep(_COLLECT_S)
+            try:
+                swept = await asyncio.to_thread(store.gc, max_bytes=limit)
+            except StoreUnavailable as error:
+                log.warning("session files cannot be collected", extra={"dlite": {"reason": error.message}})
+                continue
+            if swept.sessions:
+                log.info("sessions removed", extra={"dlite": {"sessions": swept.sessions, "bytes": swept.bytes}})
 
     async def settle(self) -> None:
         """Wait for commits that have begun."""
@@ -248,9 +267,9 @@ class Keeper:
 
     async def close(self) -> None:
         """Hand all sessions over and close the stores."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
         if self.persister is not None:
             await asyncio.to_thread(_hand_over, self.persister)
 

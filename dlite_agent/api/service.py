@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlite_agent.api.keeper import Keeper
-from dlite_agent.api.recorder import Recorder
+from dlite_agent.api.recorder import Asked, Recorder
 from dlite_agent.api.stored import ResponseStore
 from dlite_agent.api.turns import Choice, Run
 from dlite_agent.config import Settings
@@ -113,7 +113,7 @@ class Service:
         self.registry = Registry(max_sessions=settings.server.max_sessions, on_drop=self._dropped)
         persister = open_persister(settings.sessions, settings.data_dir, runtime)
         self.tiers = make_tiers(settings.sessions, runtime, persister)
-        self.keeper = Keeper(self.registry, engine, persister, settings.sessions.lease_ttl_s)
+        self.keeper = Keeper(self.registry, engine, persister, settings.sessions)
         engine.attach(self.tiers)
         recorder.metrics.watch(self.tiers, persister)
         self._longest_token = max(len(token) for token in runtime.tokenizer.get_vocab())
@@ -202,6 +202,7 @@ class Service:
             run.arrived = arrived
             deadline = arrived + seconds
             generations = [await self._generation(run, ask, i, room, constraint, deadline) for i in range(ask.n)]
+            run.asked = Asked(generations[0], constraint)
             run.submit(self.engine, generations)
         except BaseException:
             self.registry.release(session)
