@@ -12,7 +12,7 @@ from tests.serving import Live
 from tests.viewer.browser import browser, open_page, tiny_server, upload
 from tests.viewer.sample import agent_session, lines
 
-expect.set_options(timeout=30_000)  # a limit for a busy machine, not a wait
+expect.set_options(timeout=60_000)  # a limit for a busy machine, not a wait
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def context(chrome: Browser) -> Iterator[BrowserContext]:
     opened = chrome.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
-    opened.set_default_timeout(30_000)
+    opened.set_default_timeout(120_000)
     yield opened
     opened.close()
 

@@ -18,7 +18,7 @@ def test_turns_appear_while_the_session_runs(view: Callable[..., Page], server: 
     expect(page.locator("#turns .turn")).to_have_count(1)
     expect(page.locator("#app")).to_have_attribute("data-live", "on")
     say(server, "Second.", "watched", max_tokens=4)
-    expect(page.locator("#turns .turn")).to_have_count(2, timeout=20_000)
+    expect(page.locator("#turns .turn")).to_have_count(2)
     page.locator('[data-turn="1"]').click()
     expect(page.locator("#inspector")).to_contain_text("Second.")
 
@@ -33,9 +33,9 @@ def test_a_running_turn_is_marked_until_it_ends(view: Callable[..., Page], serve
     )
     thread.start()
     running = page.locator("#head .badge", has_text="running")
-    expect(running).to_be_visible(timeout=20_000)
+    expect(running).to_be_visible()
     thread.join(120)
-    expect(running).to_be_hidden(timeout=20_000)
+    expect(running).to_be_hidden()
     row = page.locator('[data-turn="1"]')
     expect(row).to_be_visible()
     assert (

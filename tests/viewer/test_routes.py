@@ -46,6 +46,7 @@ def test_the_page_is_served_with_a_strict_policy_and_cannot_be_left(server: Live
         assert "unsafe" not in policy
         assert "trusted-types 'none'" in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
+    assert imports - set(names) == set(), "each module is asked for at once, not when the one before has come"
     html = (PAGES / "index.html").read_text()
     assert re.findall(r"<script(?![^>]*\bsrc=)|\son[a-z]+=|style=|https?://", html) == []
     again = server.get("/viewer/main.js", headers={"if-none-match": server.get("/viewer/main.js").headers["etag"]})
