@@ -7,14 +7,20 @@ import logging
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlite_agent.api.metrics import Metrics
 from dlite_agent.decode.jobs import TurnFigures
+from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.errors import DliteError
+from dlite_agent.session.deltas import ParsedCall
+from dlite_agent.session.messages import Message
 from dlite_agent.session.registry import Session
 from dlite_agent.trace.events import (
+    Calibration,
     Divergence,
     KnownEvent,
     Segment,
@@ -25,15 +31,37 @@ from dlite_agent.trace.events import (
     TurnStart,
 )
 from dlite_agent.trace.log import EventLog
+from dlite_agent.trace.redact import Redactor
 from dlite_agent.trace.turns import TurnFacts, turn_events
 
 if TYPE_CHECKING:
     from dlite_agent.api.turns import Answer, Run
+    from dlite_agent.decode.grammar import Constraint
+    from dlite_agent.decode.jobs import Generation
 
 log = logging.getLogger("dlite_agent.turns")
 
 KEPT_EVENTS = 512
 """Latest events kept in memory for each session, for `GET /v1/sessions/{id}/events`."""
+CALIBRATION_SECONDS = 60.0
+"""Least time between two records of T_AR; a session's first turn is always preceded by one."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a turn asked the engine for: its first answer's generation, and the grammar that holds it."""
+
+    generation: Generation
+    constraint: Constraint | None
+
+
+@dataclass(frozen=True)
+class _Called:
+    """Tool calls of an answer that the client is to run, from `at` on."""
+
+    turn: int
+    at: float
+    calls: list[ParsedCall]
 
 
 class Recorder:
@@ -41,15 +69,26 @@ class Recorder:
 
     Args:
         log_path: event log to append to; None keeps events in memory only.
-        content: whether messages and ids go into events, and text into the log.
+        content: whether messages and ids go into events, and text into the log. Secrets are taken out of the log.
         target, drafter: names for the session's first event.
+        calibration: T_AR as the engine knows it now, for a segment; None where it knows nothing.
     """
 
     def __init__(
-        self, metrics: Metrics, *, log_path: Path | None, content: bool, target: str, drafter: str | None
+        self,
+        metrics: Metrics,
+        *,
+        log_path: Path | None,
+        content: bool,
+        target: str,
+        drafter: str | None,
+        calibration: Callable[[str], Calibration | None] = lambda _: None,
     ) -> None:
         self.metrics = metrics
-        self._log = None if log_path is None else EventLog(log_path, content=content)
+        self._log = None if log_path is None else EventLog(log_path, content=content, redactor=Redactor())
+        self._calibration = calibration
+        self._calibrated: Calibration | None = None
+        self._called: dict[str, _Called] = {}
         self.segment = uuid.uuid4().hex[:12] if self._log is None else self._log.segment
         self._head = Segment(segment=self.segment, t=time.monotonic(), wall=time.time())
         self._content = content
@@ -60,8 +99,9 @@ class Recorder:
     # Events.
 
     def events(self, session: Session) -> list[KnownEvent]:
-        """The segment and the latest events of a session."""
-        return [self._head, *self._events.get(session.id, ())]
+        """The segment, T_AR, and the latest events of a session."""
+        head = [self._head] if self._calibrated is None else [self._head, self._calibrated]
+        return [*head, *self._events.get(session.id, ())]
 
     def listen(self, session: Session) -> asyncio.Queue[KnownEvent | None]:
         """A queue of the session's coming events; None says that no more will come."""
@@ -114,6 +154,7 @@ class Recorder:
         """A call of a turn's answer begins to run, now or at `at` (monotonic seconds)."""
         place: dict[str, Any] = {"segment": self.segment, "session": session.id, "turn": turn, "call_id": call_id}
         began = time.monotonic() if at is None else at
+        self._called.pop(session.id, None)
         self.emit(session, ToolStart(**place, t=began, name=name, sandbox=sandbox, arguments=arguments))
 
     def tool_end(
@@ -139,10 +180,11 @@ class Recorder:
         session = run.session
         run.announced = True
         place: dict[str, Any] = {"segment": self.segment, "session": session.id}
+        self._calibrate()
         if session.id not in self._events:
             self.emit(session, SessionStart(**place, t=run.arrived, parent=session.parent or None, **self._models))
+        self._results(run)
         place["turn"] = run.turn
-        known = 0 if run.spliced is None else run.spliced.shared
         self.emit(
             session,
             TurnStart(
@@ -152,7 +194,7 @@ class Recorder:
                 prompt_tokens=len(run.prompt_ids),
                 cached_tokens=cached_tokens,
                 new_tokens=None if cached_tokens is None else len(run.prompt_ids) - cached_tokens,
-                new_ids=run.prompt_ids[known:],
+                **prompt_content(run),
             ),
         )
         if run.divergence is not None:
@@ -172,8 +214,13 @@ class Recorder:
             output_tokens=answer.tokens,
             output_ids=list(answer.ids),
             message=message_json(answer),
+            masks=[]
+            if run.asked is None or run.asked.generation.matcher is None
+            else run.asked.generation.matcher.spent,
         )
         self._finish(run, facts, figures)
+        if answer.calls:
+            self._called[run.session.id] = _Called(run.turn, figures.finished, answer.calls)
         self.metrics.answered(figures, answer.tokens, answer.finish)
         self._line(run, figures, state="answered", finish=answer.finish, completion_tokens=answer.tokens)
 
@@ -202,6 +249,29 @@ class Recorder:
             event = SessionEnd(segment=self.segment, session=session.id, t=time.monotonic(), reason="dropped")
             self.emit(session, event)
             del self._events[session.id]
+        self._called.pop(session.id, None)
+
+    def _results(self, run: Run) -> None:
+        """The last answer's calls that this request answers; their time is inferred, from the answer to the request."""
+        called = self._called.pop(run.session.id, None)
+        if called is None or run.spliced is None:
+            return
+        results = {message.tool_call_id: message.content for message in run.spliced.added if message.role == "tool"}
+        for call in called.calls:
+            if call.id in results:
+                place: dict[str, Any] = {"segment": self.segment, "session": run.session.id, "turn": called.turn}
+                place["call_id"] = call.id
+                start = ToolStart(**place, t=called.at, name=call.name, measured=False, arguments=call.arguments)
+                self.emit(run.session, start, ToolEnd(**place, t=run.arrived, output=results[call.id]))
+
+    def _calibrate(self) -> None:
+        """Write T_AR down, if it is not written yet or has been for a while."""
+        last = self._calibrated
+        if last is not None and time.monotonic() - last.t < CALIBRATION_SECONDS:
+            return
+        self._calibrated = self._calibration(self.segment)
+        if self._calibrated is not None and self._log is not None:
+            self._log.write(self._calibrated)
 
     def _line(self, run: Run, figures: TurnFigures | None, **facts: Any) -> None:
         facts |= {
@@ -217,6 +287,43 @@ class Recorder:
         if self._content:
             facts["text"] = run.choices[0].text
         log.info("turn", extra={"dlite": facts})
+
+
+def prompt_content(run: Run) -> dict[str, Any]:
+    """What a turn's start says of the request's content: new ids and messages, sampling, grammar."""
+    found: dict[str, Any] = {"new_ids": run.prompt_ids[0 if run.spliced is None else run.spliced.shared :]}
+    if run.spliced is not None:
+        found["messages"] = [message_dict(message) for message in run.spliced.added]
+    if run.asked is not None:
+        found["sampling"] = _unusual(run.asked.generation.params)
+        found["constraint"] = None if run.asked.constraint is None else run.asked.constraint.format
+    return found
+
+
+def _unusual(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that are not greedy decoding's; a seed only where something is drawn."""
+    usual = asdict(SamplingParams())
+    given = {name: value for name, value in asdict(params).items() if value != usual[name]}
+    if not params.temperature:
+        given.pop("seed", None)
+    if "logit_bias" in given:
+        given["logit_bias"] = {str(token): value for token, value in given["logit_bias"].items()}
+    return given
+
+
+def message_dict(message: Message) -> dict[str, Any]:
+    """A message in OpenAI's shape."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        found["tool_call_id"] = message.tool_call_id
+    return found
 
 
 def message_json(answer: Answer) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from dlite_agent.session.registry import Registry, Session
 
 if TYPE_CHECKING:
     from dlite_agent.api.keeper import Keeper
-    from dlite_agent.api.recorder import Recorder
+    from dlite_agent.api.recorder import Asked, Recorder
 
 USER = "user"
 """Whom a session waits for that has called no tool."""
@@ -118,6 +118,7 @@ class Run:
         self.request_id = request_id
         self.choices: list[Choice] = []
         self.warnings: list[str] = []
+        self.asked: Asked | None = None
         self.arrived = time.monotonic()
         self.started = time.time()
         self.turn = session.turns

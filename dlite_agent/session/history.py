@@ -161,6 +161,11 @@ class Prompt:
     _history: History
     _messages: tuple[Message, ...]
 
+    @property
+    def added(self) -> tuple[Message, ...]:
+        """The messages that the turn to come answers: those behind what was taken over."""
+        return self._messages
+
     def answered(self, answer: Message, end: int) -> History:
         """The history once the answer is there: `answer` as sent to the client, `end` the length of the ids with it."""
         turn = _turn((*self._messages, answer), self.prompt_end, end)
