@@ -213,17 +213,20 @@ class Decoder:
         empty = torch.empty(0, dtype=torch.int64, device=self.target.device)
         proposals = {id(turn): Proposal(empty, None) for turn in turns}
         wanting = [turn for turn in turns if turn.draft_length(self.proposal_length)]
-        group_size = 1 if self.drafter is None else self.drafter.config.anchor_group_size
+        drafter = self.drafter
+        if drafter is None or not wanting:
+            return proposals
 
-        def real_tokens(turn: Turn) -> int:
-            return min(group_size, len(turn.state.ids))
+        def shape(turn: Turn) -> tuple[int, int]:
+            real = min(drafter.config.anchor_group_size, len(turn.state.ids))
+            return real, drafter.placeholders(turn.draft_length(self.proposal_length))
 
-        for count, group in groupby(sorted(wanting, key=real_tokens), key=real_tokens):
-            proposals |= self._draft_group(list(group), count)
+        for (real, _), group in groupby(sorted(wanting, key=shape), key=shape):
+            proposals |= self._draft_group(list(group), real)
         return proposals
 
     def _draft_group(self, turns: list[Turn], real_tokens: int) -> dict[int, Proposal]:
-        """One drafter pass for turns with the same number of real query tokens."""
+        """One drafter pass for turns whose blocks have the same shape, so that none depends on who else drafts."""
         assert self.drafter is not None
         self.drafter_forwards += 1
         target, lengths = self.target, [turn.draft_length(self.proposal_length) for turn in turns]

@@ -205,7 +205,7 @@ class Drafter(nn.Module):
         vocab = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size)
         self.register_buffer("draft_vocab_ids", vocab)
         self.register_buffer("tap_ids", torch.tensor(config.target_layer_ids), persistent=False)
-        self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+        self._angles: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._fused: FusedDraft | None = None
 
     def pack(self, precision: Precision, device: torch.device) -> None:
@@ -240,40 +240,44 @@ class Drafter(nn.Module):
         )
         parts = [layer.native() for layer in self.layers if isinstance(layer, Layer)]
         layers = FusedLayers(widths, parts, final_norm=self.norm.weight, rotary=rotary)
-        return FusedDraft(layers, self.sequential_head.native(self.draft_vocab_ids), config.proposal_length)
+        return FusedDraft(layers, self.sequential_head.native(self.draft_vocab_ids))
 
-    def backbone(self, features: Tensor, tokens: Tensor, embedding: Tensor) -> Tensor:
-        """Hidden states [N, K, H] of the K placeholders.
+    def placeholders(self, steps: int) -> int:
+        """Placeholders with which to draft `steps` tokens: K, or no more than the steps for a drafter that was trained
+        on short blocks as well (its card's `short_block`). That costs less, and the first drafts come out better."""
+        return steps if self.card.get("short_block") else self.config.proposal_length
+
+    def backbone(self, features: Tensor, tokens: Tensor, embedding: Tensor, placeholders: int | None = None) -> Tensor:
+        """Hidden states [N, P, H] of P placeholders, K by default.
 
         Args:
             features: boundary features [N, S, H], the target's tapped states of the token before the anchor.
             tokens: the last real ids [N, g], anchor last; g is G, or less at the start of a sequence.
             embedding: the target's embedding table [V, H].
         """
-        config = self.config
-        context, x = self._inputs(features, tokens, embedding)
-        cos, sin = self._local_angles(tokens.shape[1], x)
+        count = self.config.proposal_length if placeholders is None else placeholders
+        context, x = self._inputs(features, tokens, embedding, count)
+        cos, sin = self._local_angles(tokens.shape[1], count, x)
         for layer in self.layers:
             x = layer(x, context, cos, sin)
-        hidden: Tensor = self.norm(x[:, -config.proposal_length :])
+        hidden: Tensor = self.norm(x[:, -count:])
         return hidden
 
-    def _inputs(self, features: Tensor, tokens: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """Context vectors [N, S, H] and query embeddings [N, g + K, H]."""
-        config = self.config
+    def _inputs(self, features: Tensor, tokens: Tensor, embedding: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Context vectors [N, S, H] and query embeddings [N, g + count, H]."""
         context = self.context_norm(features + self.layer_depth_embedding(self.tap_ids))
-        placeholders = embedding[config.mask_token_id].expand(features.shape[0], config.proposal_length, -1)
+        placeholders = embedding[self.config.mask_token_id].expand(features.shape[0], count, -1)
         return context, torch.cat((embedding[tokens], placeholders), dim=1).to(features.dtype)
 
-    def _local_angles(self, real: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _local_angles(self, real: int, placeholders: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for S context vectors, all at the token before the anchor, then real tokens and placeholders."""
-        if real not in self._angles:
+        if (real, placeholders) not in self._angles:
             config = self.config
-            query = real + config.proposal_length
+            query = real + placeholders
             table = RotaryTable(config.rope, config.head_dim, size=query, device=like.device, dtype=like.dtype)
             positions = [max(real - 2, 0)] * len(config.target_layer_ids) + list(range(query))
-            self._angles[real] = table.at(torch.tensor(positions, device=like.device))
-        return self._angles[real]
+            self._angles[real, placeholders] = table.at(torch.tensor(positions, device=like.device))
+        return self._angles[real, placeholders]
 
     def _seed(self, tokens: Tensor) -> Tensor | None:
         """Ids before the anchor that seed the head's state, used by checkpoints with G > 1."""
@@ -297,15 +301,15 @@ class Drafter(nn.Module):
             rows = choose(step, logits)
             return rows if vocab is None else vocab[rows]
 
-        hidden = self.backbone(features, tokens, embedding)[:, :steps]
+        hidden = self.backbone(features, tokens, embedding, self.placeholders(steps))[:, :steps]
         return self.sequential_head.draft(hidden, tokens[:, -1], self._seed(tokens), choose_id)
 
     def draft_greedy(self, features: Tensor, tokens: Tensor, embedding: Tensor, steps: int) -> Tensor:
         """`draft` with the likeliest token at every step."""
         if self._fused is None:
             return self.draft(features, tokens, embedding, steps, lambda _, logits: logits.argmax(-1))
-        context, x = self._inputs(features, tokens, embedding)
-        return self._fused.run(x, context, tokens[:, -1], self._seed(tokens), steps)
+        context, x = self._inputs(features, tokens, embedding, self.placeholders(steps))
+        return self._fused.run(x, context, tokens, self._seed(tokens), steps)
 
     def save(self, folder: Path, card: dict[str, Any]) -> None:
         """Write config.json, model.safetensors (bf16) and card.json."""

@@ -236,10 +236,9 @@ class HeadParts:
 class FusedDraft:
     """Greedy drafts: backbone and head in one call."""
 
-    def __init__(self, layers: FusedLayers, head: HeadParts, placeholders: int) -> None:
+    def __init__(self, layers: FusedLayers, head: HeadParts) -> None:
         self._layers = layers
         self._kept = head
-        self._placeholders = placeholders
         self._rank = head.embedding.shape[1]
         self._head = _Head(
             *(part.c for part in (head.state, head.from_state, head.from_hidden, head.output)),
@@ -249,17 +248,18 @@ class FusedDraft:
         )
         self._scratch = _Scratch()
 
-    def run(self, x: Tensor, context: Tensor, anchor: Tensor, seed: Tensor | None, steps: int) -> Tensor:
+    def run(self, x: Tensor, context: Tensor, tokens: Tensor, seed: Tensor | None, steps: int) -> Tensor:
         """Token ids [N, steps], each the head's likeliest.
 
         Args:
-            x: embeddings [N, g + K, H] of the last real tokens and the placeholders; overwritten.
+            x: embeddings [N, g + P, H] of the last real tokens and at least `steps` placeholders; overwritten.
             context: normed context vectors [N, S, H].
-            anchor, seed: ids [N] of the last real token and of the one before it.
+            tokens: the last real ids [N, g], anchor last.
+            seed: ids [N] that seed the head's state, if any do.
         """
         layers, widths, threads = self._layers, self._layers.widths, torch.get_num_threads()
         (count, queries, hidden), taps = x.shape, context.shape[1]
-        slots = taps + queries
+        real, slots = tokens.shape[1], taps + queries
         memory = torch.empty(2, count, widths.kv_heads, slots, widths.head_dim)
         spans = [
             _Span(
@@ -270,11 +270,11 @@ class FusedDraft:
                 i * queries,
                 queries,
                 taps,
-                max(queries - self._placeholders - 2, 0),
+                max(real - 2, 0),
             )
             for i in range(count)
         ]
-        context, anchor = context.contiguous(), anchor.contiguous()
+        context, anchor = context.contiguous(), tokens[:, -1].contiguous()
         seed = None if seed is None else seed.contiguous()
         ids = torch.empty(count, steps, dtype=torch.int64)
         head = ctypes.byref(self._head)
@@ -283,7 +283,7 @@ class FusedDraft:
         native = _Draft(
             batch,
             steps,
-            self._placeholders,
+            queries - real,
             anchor.data_ptr(),
             None if seed is None else seed.data_ptr(),
             ids.data_ptr(),

@@ -36,9 +36,10 @@ class Teacher(Drafter):
         self.history_fuse = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
         self.history_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    def backbone(self, features: Tensor, tokens: Tensor, embedding: Tensor) -> Tensor:
-        """Hidden states [N, K, H] of the K placeholders; see `Drafter.backbone`."""
+    def backbone(self, features: Tensor, tokens: Tensor, embedding: Tensor, placeholders: int | None = None) -> Tensor:
+        """Hidden states [N, P, H] of the placeholders; see `Drafter.backbone`."""
         config = self.config
+        count = config.proposal_length if placeholders is None else placeholders
         taps = len(config.target_layer_ids)
         past = features[:, taps:].reshape(features.shape[0], self.window - 1, -1)
         context = torch.cat(
@@ -48,24 +49,24 @@ class Teacher(Drafter):
             ),
             dim=1,
         )
-        placeholders = embedding[config.mask_token_id].expand(features.shape[0], config.proposal_length, -1)
-        x = torch.cat((embedding[tokens], placeholders), dim=1).to(features.dtype)
-        cos, sin = self._local_angles(tokens.shape[1], x)
+        masks = embedding[config.mask_token_id].expand(features.shape[0], count, -1)
+        x = torch.cat((embedding[tokens], masks), dim=1).to(features.dtype)
+        cos, sin = self._local_angles(tokens.shape[1], count, x)
         for layer in self.layers:
             x = layer(x, context, cos, sin)
-        hidden: Tensor = self.norm(x[:, -config.proposal_length :])
+        hidden: Tensor = self.norm(x[:, -count:])
         return hidden
 
-    def _local_angles(self, real: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _local_angles(self, real: int, placeholders: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for the history, S context vectors at the boundary, real tokens and placeholders."""
-        if real not in self._angles:
+        if (real, placeholders) not in self._angles:
             config, window = self.config, self.window
-            size = window + 1 + config.proposal_length
+            size = window + 1 + placeholders
             table = RotaryTable(config.rope, config.head_dim, size=size, device=like.device, dtype=like.dtype)
             boundary = [window - 1] * len(config.target_layer_ids)
             positions = [*range(window - 1), *boundary, *range(window + 1 - real, size)]
-            self._angles[real] = table.at(torch.tensor(positions, device=like.device))
-        return self._angles[real]
+            self._angles[real, placeholders] = table.at(torch.tensor(positions, device=like.device))
+        return self._angles[real, placeholders]
 
     def save(self, folder: Path, card: dict[str, Any]) -> None:
         """As a drafter's, with the teacher's role, so that a server refuses it by name."""

@@ -118,13 +118,15 @@ def test_a_product_does_not_depend_on_the_number_of_rows(precision: Precision, s
 
 @pytest.mark.parametrize("group_size", [1, 3])
 @pytest.mark.parametrize("vocab", [None, 41])
-def test_drafts_equal_the_modules(target: Target, group_size: int, vocab: int | None) -> None:
+@pytest.mark.parametrize("short_block", [0, 5])
+def test_drafts_equal_the_modules(target: Target, group_size: int, vocab: int | None, short_block: int) -> None:
     drafters = [make_drafter(target.spec, group_size=group_size, draft_vocab_size=vocab, seed=4) for _ in range(2)]
     if vocab is not None:
         for drafter in drafters:
             assert drafter.draft_vocab_ids is not None
             drafter.draft_vocab_ids.copy_(torch.arange(vocab) * 2 + 1)
     fast, plain = drafters
+    fast.card = plain.card = {"short_block": short_block}
     fast.pack(NATIVE, CPU)
     generator = torch.Generator().manual_seed(2)
     for real in range(1, group_size + 1):
