@@ -73,11 +73,15 @@ def overview(shown: Shown, from_turn: int = 0) -> dict[str, Any]:
     page = timeline.turns[from_turn : from_turn + TURNS_PER_PAGE]
     following = from_turn + len(page)
     lanes = _lanes(timeline)
-    calls, cuts = defaultdict(list), defaultdict(list)
+    calls, cuts, misses = defaultdict(list), defaultdict(list), defaultdict(list)
     for call in timeline.tools:
         calls[call.turn].append(_call(call))
     for cut in timeline.divergences:
         cuts[cut.turn].append({"reason": cut.reason, "position": cut.position})
+    for miss in timeline.mismatches:
+        about = ("what", "against", "position", "count", "call_id")
+        misses[miss.turn].append({name: getattr(miss, name) for name in about})
+    replayed = timeline.replayed
     figures = {turn.turn: turn for turn in summary.turns}
     return {
         "session": timeline.session,
@@ -87,6 +91,7 @@ def overview(shown: Shown, from_turn: int = 0) -> dict[str, Any]:
         "target": timeline.target,
         "drafter": timeline.drafter,
         "parent": timeline.parent,
+        "replayed": None if replayed is None else {"original": replayed.original, "side": replayed.side},
         "start_wall": timeline.start_wall,
         "wall": timeline.wall,
         "segments": timeline.segments,
@@ -111,12 +116,14 @@ def overview(shown: Shown, from_turn: int = 0) -> dict[str, Any]:
         "next_turn": following if following < len(timeline.turns) else None,
         "gaps": lanes[None],
         "turns": [
-            _turn(turn, figures[turn.turn], lanes[turn.turn], calls[turn.turn], cuts[turn.turn]) for turn in page
+            _turn(turn, figures[turn.turn], lanes[turn.turn])
+            | {"tools": calls[turn.turn], "divergences": cuts[turn.turn], "mismatches": misses[turn.turn]}
+            for turn in page
         ],
     }
 
 
-def _turn(turn: Turn, figures: TurnSummary, lanes: list[Any], calls: list[Any], cuts: list[Any]) -> dict[str, Any]:
+def _turn(turn: Turn, figures: TurnSummary, lanes: list[Any]) -> dict[str, Any]:
     means = figures.means
     return {
         "turn": turn.turn,
@@ -148,8 +155,6 @@ def _turn(turn: Turn, figures: TurnSummary, lanes: list[Any], calls: list[Any], 
         "amdahl": _amdahl(figures.amdahl),
         "ceiling": _number(figures.ceiling),
         "lanes": lanes,
-        "tools": calls,
-        "divergences": cuts,
     }
 
 

@@ -129,8 +129,8 @@ function turnMarks(context, plan, turns, x) {
       context.fillStyle = colour("accent");
       context.fillRect(left, TOP - 5, Math.max(2, right - left), 2);
     }
-    if (turn.divergences.length) {
-      context.fillStyle = colour("warn");
+    if (turn.divergences.length || turn.mismatches.length) {
+      context.fillStyle = colour(turn.mismatches.length ? "bad" : "warn");
       context.beginPath();
       context.moveTo(left, TOP - 9);
       context.lineTo(left + 4, TOP - 5);

@@ -22,6 +22,7 @@ export function showHead(view, name) {
       view.clock === "monotonic" ? null : h("span", { className: "badge warn", title: CLOCKS[view.clock] }, `clock: ${view.clock}`),
       view.target ? h("span", { className: "badge", title: "target" }, line(view.target, 32)) : null,
       view.drafter ? h("span", { className: "badge accent", title: "drafter" }, line(view.drafter, 32)) : null,
+      view.replayed ? h("span", { className: "badge accent" }, `replay of ${line(view.replayed.original, 40)}: ${line(view.replayed.side, 24)}`) : null,
       view.segments > 1 ? h("span", { className: "badge warn" }, `${view.segments} processes`) : null,
       ...levelsOf(view).map((level) => h("span", { className: "badge", title: "sandbox level" }, `▢ ${line(level, 24)}`)),
     ),

@@ -21,7 +21,7 @@ const KEYS = [
 
 const SIGNS = [
   ["▼ and a line", "first token of the turn"],
-  ["◆", "the client's history left the session's ids there"],
+  ["◆", "the client's history left the session's ids there; red: a replay gave something else"],
   ["hatched", "inferred from a gap, not measured"],
   ["hatched column", "idle time, folded, with its length"],
   ["red edge", "a tool that failed"],

@@ -31,7 +31,8 @@ export function whatIsAt(plan, px, py) {
 
 function head(turn) {
   const cut = turn.divergences.map((item) => `\ndiverged: ${line(item.reason, 60)} at ${item.position}`).join("");
-  return `Turn ${turn.turn}, ${seconds(turn.end - turn.start)}${turn.finished ? "" : ", not finished"}${cut}`;
+  const miss = turn.mismatches.map((item) => `\nreplay differs: ${item.what} at ${item.position}`).join("");
+  return `Turn ${turn.turn}, ${seconds(turn.end - turn.start)}${turn.finished ? "" : ", not finished"}${cut}${miss}`;
 }
 
 function fallback(plan, turn, lane, px, x) {

@@ -106,8 +106,16 @@ function figures(turn, onStep) {
     h("dl", { className: "facts-grid" }, ...facts),
     turn.rounds ? histogram(turn) : null,
     ...turn.restores.map((item) => h("p", { className: "muted" }, `Restored ${restoreText(item).trim()}.`)),
+    ...turn.mismatches.map((item) => h("p", {}, mismatchText(item))),
     ...turn.divergences.map((item) => h("p", {}, `Diverged: ${line(item.reason, 80)} at token ${item.position}.`)),
   );
+}
+
+/** A place where a replay differs from what it was compared with. */
+function mismatchText(item) {
+  const unit = item.what === "token" ? "token" : "character";
+  const more = item.count > 1 ? `, ${count(item.count)} places in all` : "";
+  return `Replay differs from ${line(item.against, 60)}: ${item.what} at ${unit} ${count(item.position)}${more}.`;
 }
 
 function ms(value) {

@@ -191,7 +191,7 @@ class Page {
 
   nextNotable() {
     const turns = this.view?.turns ?? [];
-    const notable = (turn) => turn.error || turn.divergences.length || turn.tools.some((call) => call.error || call.exit_code);
+    const notable = (turn) => turn.error || turn.divergences.length || turn.mismatches.length || turn.tools.some((call) => call.error || call.exit_code);
     const from = turns.findIndex((turn) => turn.turn === this.place.turn);
     const found = [...turns.slice(from + 1), ...turns.slice(0, from + 1)].find(notable);
     if (found) this.select(found.turn);

@@ -248,6 +248,7 @@ export function badges(turn) {
     const [cut] = turn.divergences;
     found.push(badge("warn", `◆ ${line(cut.reason, 18)}`, `history diverged at token ${cut.position}`));
   }
+  if (turn.mismatches.length) found.push(badge("bad", `◆ ${turn.mismatches.length} differ`, "the replay gave something else"));
   for (const item of turn.restores.slice(0, 1)) found.push(badge("accent", line(item.tier, 12), "tier the session's state came from"));
   if (turn.cached_tokens !== null && turn.prompt_tokens) {
     const share = turn.cached_tokens / turn.prompt_tokens;
