@@ -23,7 +23,6 @@ class ReferenceModel:
 
     def __init__(self, turns: Sequence[str]) -> None:
         self._turns = turns
-        self.session: str | None = None
 
     async def turn(self, request: TurnRequest, emit: Emit) -> AsyncGenerator[Delta | TurnReply, None]:
         """As `RunModel.turn`."""

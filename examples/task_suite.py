@@ -28,9 +28,11 @@ from dlite_agent.agent.runs import AgentRun, Runs, RunsSettings
 from dlite_agent.agent.sandbox import Policy, Sandbox
 from dlite_agent.api.app import build_app
 from dlite_agent.config import ModelSettings, Settings
+from dlite_agent.trace.log import read_log
+from dlite_agent.trace.phases import timelines
 
-sys.path.insert(0, str(Path(__file__).parent))
-from reference_model import ReferenceModel, recorded
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from examples.reference_model import ReferenceModel, recorded
 
 REPOS = Path(__file__).parent / "repos"
 TINY: dict[str, Any] = {
@@ -126,13 +128,20 @@ async def suite(chosen: Sequence[Task], folder: Path, *, reference: bool) -> lis
     return results
 
 
+def overhead(run: AgentRun) -> float:
+    """Share of a run's time that belongs neither to a turn of the model nor to a tool, from its trace."""
+    (timeline,) = timelines(read_log(run.folder / "events.jsonl"))
+    seconds = timeline.seconds()
+    return (seconds["client"] + seconds["other"]) / timeline.wall
+
+
 def table(results: Sequence[tuple[Task, AgentRun, bool]]) -> Table:
     """What became of each task."""
-    columns = ("task", "kind", "end", "turns", "calls", "tokens", "tool s", "s", "solved")
+    columns = ("task", "kind", "end", "turns", "calls", "tokens", "tool s", "s", "loop", "solved")
     out = Table(*columns, title=f"{sum(solved for *_, solved in results)} of {len(results)} solved")
     for task, run, solved in results:
         at = run.progress
-        figures = (at.turns, at.calls, at.tokens, f"{at.tool_seconds:.2f}", f"{at.seconds:.1f}")
+        figures = (at.turns, at.calls, at.tokens, f"{at.tool_seconds:.2f}", f"{at.seconds:.1f}", f"{overhead(run):.2%}")
         out.add_row(task.name, task.kind, run.state, *map(str, figures), "yes" if solved else "no")
     return out
 

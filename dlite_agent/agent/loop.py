@@ -39,6 +39,10 @@ class Loop:
     Args:
         journal: of the run; `progress` is the fold of what it holds.
         log: the run's trace.
+
+    Attributes:
+        cancelled: to be set before its task is cancelled by the user's wish.
+        over: whoever ran it will not run it again.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Loop:
         self.spec = spec
         self.progress = progress
         self.cancelled = False
+        self.over = False
         self._model = model
         self._tools = tools
         self._journal = journal

@@ -41,10 +41,7 @@ class TurnReply:
 
 
 class RunModel(Protocol):
-    """A source of turns. `session` names the conversation where the model has one."""
-
-    @property
-    def session(self) -> str | None: ...
+    """A source of turns."""
 
     def turn(self, request: TurnRequest, emit: Emit) -> AsyncGenerator[Delta | TurnReply, None]:
         """Deltas as they form, the reply last; `emit` gets the turn's trace events.

@@ -72,7 +72,6 @@ class AgentRun:
     refused: Mapping[str, str] = field(default_factory=dict)
     loop: Loop | None = None
     task: asyncio.Task[None] | None = None
-    session: str | None = None
 
     @property
     def at_rest(self) -> bool:
@@ -209,6 +208,8 @@ class Runs:
         identity = hashlib.sha256(key.encode()).hexdigest()[:24] if key else uuid.uuid4().hex
         if any(record.get("kind") == "follow_up" and record["id"] == identity for record in run.journal.records):
             return
+        if run.task is not None and run.loop is not None and run.loop.over:
+            await asyncio.wait({run.task})
         ended = run.at_rest
         if ended and run.progress.end not in CONTINUABLE:
             raise Conflict(f"The run has ended ({run.state}); start a new one.", param="run_id")
@@ -283,26 +284,19 @@ class Runs:
 
     def _read(self, folder: Path) -> AgentRun:
         journal = Journal(folder / "journal.jsonl")
-        if not journal.records:
-            raise InvalidRequest("The journal is empty.", param="journal")
-        head, *records = journal.records
-        progress = Progress()
-        for record in records:
-            progress.apply(record)
-        spec = RunSpec.model_validate(head["spec"])
-        workspace = Path(head["workspace"])
-        run = AgentRun(
-            head["id"],
-            head["owner"],
-            spec,
-            folder,
-            head["created"],
-            workspace,
-            journal,
-            self._open_log(folder),
-            progress,
-            head["key"],
-        )
+        try:
+            if not journal.records:
+                raise InvalidRequest("The journal is empty.", param="journal")
+            head, *records = journal.records
+            progress = Progress()
+            for record in records:
+                progress.apply(record)
+            spec = RunSpec.model_validate(head["spec"])
+            place = (spec, folder, head["created"], Path(head["workspace"]), journal)
+            run = AgentRun(head["id"], head["owner"], *place, self._open_log(folder), progress, head["key"])
+        except BaseException:
+            journal.close()
+            raise
         self._add(run)
         return run
 
@@ -321,9 +315,13 @@ class Runs:
 
         async def work() -> None:
             try:
-                await loop.run()
+                end = await loop.run()
+                while end in CONTINUABLE and run.progress.waiting:
+                    end = await loop.run()
+            except Exception:
+                log.exception("a run stopped", extra={"dlite": {"run": run.id}})
             finally:
-                run.session = model.session
+                loop.over = True
                 await tools.close()
 
         run.task = asyncio.create_task(work(), name=run.id)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from dlite_agent.agent.run_model import Emit, TurnReply, TurnRequest
-from dlite_agent.api.recorder import message_json
+from dlite_agent.api.recorder import message_json, prompt_content
 from dlite_agent.api.service import Ask, Caller, Service
 from dlite_agent.api.turns import Answer, Chunk, Run
 from dlite_agent.decode.sampling import SamplingParams
@@ -27,11 +27,6 @@ class EngineModel:
         self._owner = owner
         self._session: Session | None = None
         self._turn = 0
-
-    @property
-    def session(self) -> str | None:
-        """Id of the session, once there was a turn."""
-        return None if self._session is None else self._session.id
 
     async def turn(self, request: TurnRequest, emit: Emit) -> AsyncGenerator[Delta | TurnReply, None]:
         """As `RunModel.turn`; token ids go into the events, for replay."""
@@ -90,7 +85,7 @@ def _forward(mailbox: asyncio.Queue[KnownEvent | None], emit: Emit, run: Run, an
         event = mailbox.get_nowait()
         changes: dict[str, Any] = {}
         if isinstance(event, TurnStart):
-            changes["new_ids"] = run.prompt_ids[0 if run.spliced is None else run.spliced.shared :]
+            changes = prompt_content(run)
         elif isinstance(event, TurnEnd) and answer is not None:
             changes = {"message": message_json(answer), "output_ids": list(answer.ids)}
         if event is not None and not isinstance(event, ToolStart | ToolEnd):

@@ -71,8 +71,8 @@ def with_runs(folder: Path, model: ReferenceModel, work: Callable[[Runs], Awaita
 
 
 def spec(**fields: Any) -> RunSpec:
-    fields = {"task": "Do it.", "workspace": "work", "bundles": ("shell", "submit"), "protect_git": False} | fields
-    return RunSpec(**fields)
+    usual = {"task": "Do it.", "workspace": "work", "bundles": ("shell", "submit"), "protect_git": False}
+    return RunSpec.model_validate(usual | fields)
 
 
 def finished(folder: Path, model: ReferenceModel, /, **fields: Any) -> AgentRun:

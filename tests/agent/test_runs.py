@@ -131,11 +131,11 @@ from pathlib import Path
 from tests.agent.scripted import Scripted, spec, shell, SUBMIT, with_runs
 
 folder, held = Path(sys.argv[1]), sys.argv[2] == "held"
-first = [shell("echo one >> log"), shell("echo two >> log"), shell("echo three >> log; touch begun; sleep 60")]
+first = [shell("echo one >> ../log"), shell("echo two >> ../log"), shell("echo three >> ../log; sleep 100")]
 turns = [shell("cd sub; echo zero >> ../log"), "Now three.\\n" + "\\n".join(first), shell("pwd"), SUBMIT]
 
 async def work(runs):
-    run = next(iter(runs.list("")), None) or await runs.start(spec(), "")
+    run = next(iter(runs.list("")), None) or await runs.start(spec(limits={"silent_seconds": 100.0}), "")
     await run.task
     said = [(m.role, m.content) for m in run.progress.messages]
     print(json.dumps([run.state, run.id, said]))
@@ -152,7 +152,7 @@ def test_killed_server_runs_no_finished_tool_twice(tmp_path: Path, held: bool) -
     command = [sys.executable, "-W", "ignore", "-c", _SERVER, str(tmp_path)]
     server = subprocess.Popen([*command, "held" if held else "free"], cwd=ROOT, stdout=subprocess.PIPE)
     log = workspace / "log"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     try:
         while not (log.exists() and len(log.read_text().splitlines()) == 4 and _ended(tmp_path) == 3):
             assert time.monotonic() < deadline
@@ -161,7 +161,7 @@ def test_killed_server_runs_no_finished_tool_twice(tmp_path: Path, held: bool) -
     finally:
         server.send_signal(signal.SIGKILL)
         server.communicate()
-    done = subprocess.run([*command, "free"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, "free"], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     state, identity, said = json.loads(done.stdout.splitlines()[-1])
     assert state == "submitted"

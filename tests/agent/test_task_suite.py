@@ -1,0 +1,71 @@
+"""Ten small repositories: with recorded turns in the model's place, the loop and the tools solve them all."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from dlite_agent.agent.run_spec import SMALL_MODEL, End, RunSpec
+from dlite_agent.agent.runs import AgentRun, RunsSettings
+from dlite_agent.trace.log import read_log
+from dlite_agent.trace.phases import timelines
+from examples.task_suite import Task, reference_runs, tasks, work
+from tests.agent.scripted import Scripted, with_runs
+
+
+def test_reference_turns_solve_all_ten(tmp_path: Path) -> None:
+    async def one(task: Task) -> tuple[str, AgentRun, bool]:
+        folder = tmp_path / task.name
+        folder.mkdir()
+        runs = reference_runs(task, RunsSettings(roots=(folder,)), folder / "data")
+        run, solved = await work(runs, task, folder)
+        await runs.close()
+        return task.name, run, solved
+
+    async def main() -> list[tuple[str, AgentRun, bool]]:
+        return await asyncio.gather(*(one(task) for task in tasks()))
+
+    results = asyncio.run(main())
+    assert len(results) == 10
+    assert {name: (run.state, solved) for name, run, solved in results} == {
+        name: (str(End.SUBMITTED), True) for name, _, _ in results
+    }
+    for _, run, _ in results:
+        log = read_log(run.folder / "events.jsonl")
+        assert log.problems == []
+        (timeline,) = timelines(log)
+        assert len(timeline.tools) == run.progress.calls
+        assert {tool.sandbox for tool in timeline.tools} == {run.level}
+
+
+def test_checkers_are_not_content_with_an_untouched_repository(tmp_path: Path) -> None:
+    async def main() -> list[str]:
+        wrong = []
+        for task in tasks():
+            task.prepare(tmp_path / task.name)
+            if await task.solved(tmp_path / task.name, ""):
+                wrong.append(task.name)
+        return wrong
+
+    assert asyncio.run(main()) == []
+
+
+def test_small_models_options_are_a_runs_options() -> None:
+    RunSpec.model_validate({"task": "t", "workspace": "w", "model": dict(SMALL_MODEL)})
+
+
+def test_strings_in_calls_are_bounded_where_asked(tmp_path: Path) -> None:
+    model = Scripted(["All is well."])
+
+    async def start(runs: object) -> None:
+        spec = RunSpec.model_validate(
+            {"task": "t", "workspace": ".", "bundles": ["files"], "model": {"argument_characters": 40}}
+        )
+        run = await runs.start(spec, "")  # type: ignore[attr-defined]
+        await run.task
+
+    with_runs(tmp_path, model, start)
+    (view,) = [tool for tool in model.requests[0].tools if tool["function"]["name"] == "view_file"]
+    properties = view["function"]["parameters"]["properties"]
+    assert properties["path"]["maxLength"] == 40
+    assert "maxLength" not in properties["start"]
