@@ -29,8 +29,11 @@ from dlite_agent.api.viewer_library import Library
 from dlite_agent.config import Settings
 from dlite_agent.decode.engine import Engine
 from dlite_agent.decode.load import Runtime, load_runtime
+from dlite_agent.decode.rounds import StepFigures
+from dlite_agent.decode.step_times import Probe, remembered
 from dlite_agent.errors import DliteError, NotFound
 from dlite_agent.paths import content_dir
+from dlite_agent.trace.calibration import StepTimeKeeper
 
 log = logging.getLogger("dlite_agent.server")
 
@@ -47,7 +50,18 @@ def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = Engine(settings.scheduler, lambda: _load(settings))
+        keeper, probe = StepTimeKeeper(), Probe()
+
+        def load() -> Runtime:
+            runtime = _load(settings)
+            keeper.start(remembered(runtime.decoder, runtime.decoder.target.fingerprint))
+            return runtime
+
+        def observe(step: StepFigures) -> None:
+            keeper.observe(step)
+            probe(step)
+
+        engine = Engine(settings.scheduler, load, observer=observe)
         try:
             runtime = await asyncio.to_thread(engine.start)
         except Exception as error:
@@ -64,6 +78,7 @@ def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
             content=settings.server.log_content,
             target=settings.model.target,
             drafter=None if drafter is None else settings.model.drafter,
+            calibration=keeper.event,
         )
         try:
             service = Service(settings, engine, runtime, recorder)
