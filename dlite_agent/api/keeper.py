@@ -21,10 +21,11 @@ from dlite_agent.errors import DliteError, NotFound
 from dlite_agent.session.history import History
 from dlite_agent.session.identity import message_labels, name_label
 from dlite_agent.session.messages import JSON, Message
-from dlite_agent.session.persist import Committed, Facts, Persister
+from dlite_agent.session.persist import Committed, Persister
 from dlite_agent.session.record import Acceptance, SamplerState
 from dlite_agent.session.registry import Registry, Session
 from dlite_agent.session.restore import Loaded
+from dlite_agent.session.snapshot import Facts
 from dlite_agent.session.store.base import Entry, StaleLease, StoreUnavailable
 from dlite_agent.session.store.disk import DiskStore
 
@@ -185,7 +186,7 @@ class Keeper:
                 persister.prepare, session.id, ids, reply.boundary, reply.features, facts, base=base
             )
             rows = None if draft.first is None else await self._rows(session.key, draft.first)
-            done = await asyncio.to_thread(lambda: persister.commit(persister.complete(draft, rows)))
+            done = await asyncio.to_thread(lambda: persister.commit(draft.complete(rows)))
         except StaleLease:
             session.version = None
             raise

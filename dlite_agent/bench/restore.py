@@ -22,8 +22,9 @@ from dlite_agent.decode.state import DecodeState, Mode
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.history import History, Turn
 from dlite_agent.session.opening import fingerprint_of
-from dlite_agent.session.persist import Facts, Persister
+from dlite_agent.session.persist import Persister
 from dlite_agent.session.restore import Loaded
+from dlite_agent.session.snapshot import Facts
 from dlite_agent.session.store.disk import DiskStore
 from dlite_agent.session.store.host import HostTier
 

@@ -14,73 +14,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from dlite_agent.decode.state import DecodeState
 from dlite_agent.errors import NotFound
-from dlite_agent.session.history import History
-from dlite_agent.session.record import (
-    Acceptance,
-    BlockKeys,
-    BlockKind,
-    BlockRef,
-    Fingerprint,
-    Refused,
-    SamplerState,
-    SessionRecord,
-    cut_spans,
-    decode,
-)
+from dlite_agent.session.record import BlockRef, Fingerprint, Refused, SessionRecord, decode
 from dlite_agent.session.restore import Loaded, Restore, read_session
+from dlite_agent.session.snapshot import Cutter, Draft, Facts, Snapshot
 from dlite_agent.session.store import frames
-from dlite_agent.session.store.base import MAX_BLOCK_BYTES, Lease, LeaseHeld, SessionStore, StaleLease, StoreUnavailable
-
-KV_ROWS = 256
-"""Positions a KV block holds at most."""
-ID_ROWS = 4096
-_OVERHEAD = 4096
-"""Bytes a block's headers may take."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a turn's end adds to the record beside the decoder's state; see `SessionRecord`."""
-
-    history: History
-    sampler: SamplerState | None = None
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    divergence: str | None = None
-    owner: str = ""
-    name: str = ""
-    parent: str = ""
-    created: float = 0.0
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A record to be committed: `first` is the first position whose KV rows are wanted, None if none are.
-
-    `kept` are the features by boundary; `held` the keys that the local store has.
-    """
-
-    record: SessionRecord
-    ids: Sequence[int]
-    kept: dict[int, Tensor]
-    held: set[str]
-    first: int | None
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A record to be committed and the tensors of its new blocks."""
-
-    record: SessionRecord
-    tensors: dict[str, dict[str, Tensor]]
+from dlite_agent.session.store.base import Lease, LeaseHeld, SessionStore, StaleLease, StoreUnavailable
 
 
 @dataclass(frozen=True)
@@ -121,8 +67,7 @@ class Persister:
         self.fingerprint = fingerprint
         self.counts: Counter[str] = Counter()
         self._counting = threading.Lock()
-        self._kv_rows = max(1, min(KV_ROWS, (MAX_BLOCK_BYTES - _OVERHEAD) // bytes_per_position))
-        self._bytes_per_position = bytes_per_position
+        self._cutter = Cutter(fingerprint, bytes_per_position=bytes_per_position, kv_limit=local.kv_limit)
         self._owner = owner
         self._ttl = lease_ttl_s
         self._leases: dict[str, Lease] = {}
@@ -215,7 +160,7 @@ class Persister:
     def snapshot(self, session: str, state: DecodeState, facts: Facts) -> Snapshot:
         """What a commit of this state needs, all at once. On the device thread, with the session held."""
         draft = self.prepare(session, state.ids, state.boundary, state.kept, facts)
-        return self.complete(draft, None if draft.first is None else state.kv.export(draft.first))
+        return draft.complete(None if draft.first is None else state.kv.export(draft.first))
 
     def prepare(
         self,
@@ -236,80 +181,17 @@ class Persister:
         lease = self._lease(session)
         previous = self._latest.get(session) or self._peek(self.local, session)
         turn = 1 if previous is None else previous.turn + 1
-        previous = previous or base
-        if previous is not None and previous.fingerprint != self.fingerprint:
-            previous = None
-        kept = {n: row for n, row in features.items() if 0 < n <= len(ids)}
-        covered = boundary
-        if self.local.kv_limit is not None:
-            covered = min(boundary, self.local.kv_limit // self._bytes_per_position)
-        old = () if previous is None else previous.blocks
-        stops = {ref.stop for ref in old} | {len(ids), boundary, covered} | set(kept)
-        stops |= set(range(ID_ROWS, len(ids), ID_ROWS)) | set(range(self._kv_rows, boundary, self._kv_rows))
-        keys = BlockKeys(self.fingerprint, ids, stops)
-        earlier = {r.stop: r for r in old if r.kind == "features" and keys.matches(r) and r.stop not in kept}
-        spans: list[tuple[BlockKind, int, int]] = [
-            *_extend(old, "ids", keys, len(ids), ID_ROWS),
-            *(("features", n - 1, n) for n in sorted({*kept, *earlier})),
-            *_extend(old, "kv", keys, covered, self._kv_rows),
-        ]
-        named = [(kind, start, stop, keys.key(kind, start, stop) or "") for kind, start, stop in spans]
-        held = self.local.held(session, [key for *_, key in named])
-        gone = {ref.key for ref in earlier.values()} - held
-        missing = [start for kind, start, _, key in named if kind == "kv" and key not in held]
-        record = SessionRecord(
-            session=session,
-            epoch=lease.epoch,
-            turn=turn,
-            fingerprint=self.fingerprint,
-            length=len(ids),
-            boundary=boundary,
-            anchor=ids[boundary] if boundary < len(ids) else None,
-            history=facts.history,
-            blocks=tuple(
-                earlier[stop]
-                if kind == "features" and stop in earlier
-                else BlockRef(kind, start, stop, key, self._size(kind, stop - start, kept.get(stop)))
-                for kind, start, stop, key in named
-                if key not in gone
-            ),
-            sampler=facts.sampler,
-            acceptance=facts.acceptance,
-            divergence=facts.divergence,
-            owner=facts.owner,
-            name=facts.name,
-            parent=facts.parent,
-            created=facts.created,
+        known = previous or base
+        return self._cutter.draft(
+            (lease.epoch, turn),
+            session,
+            ids,
+            boundary,
+            features,
+            facts,
+            old=() if known is None or known.fingerprint != self.fingerprint else known.blocks,
+            held=lambda keys: self.local.held(session, keys),
         )
-        return Draft(record, ids, kept, held, min(missing, default=None))
-
-    def complete(self, draft: Draft, rows: Tensor | None) -> Snapshot:
-        """A draft with its KV rows [2, layers, kv_heads, n, head_dim] from `first` on.
-
-        Without them, or with fewer than it covers, the record lists KV as far as it is there: the rest will be
-        computed again.
-        """
-        tensors: dict[str, dict[str, Tensor]] = {}
-        blocks: list[BlockRef] = []
-        first = draft.first or 0
-        end = first + (0 if rows is None else rows.shape[3])
-        for ref in draft.record.blocks:
-            if ref.kind == "ids" and ref.key not in draft.held:
-                ids = torch.tensor(draft.ids[ref.start : ref.stop], dtype=torch.int32)
-                tensors[ref.key] = {"ids": ids}
-            elif ref.kind == "features" and ref.key not in draft.held:
-                tensors[ref.key] = {"features": draft.kept[ref.stop]}
-            elif ref.kind == "kv" and ref.key not in draft.held:
-                if rows is None or ref.stop > end:
-                    continue
-                tensors[ref.key] = {"kv": rows[:, :, :, ref.start - first : ref.stop - first]}
-            blocks.append(ref)
-        return Snapshot(replace(draft.record, blocks=tuple(blocks)), tensors)
-
-    def _size(self, kind: BlockKind, rows: int, features: Tensor | None) -> int:
-        if kind == "features":
-            return 0 if features is None else features.nbytes
-        return rows * (4 if kind == "ids" else self._bytes_per_position)
 
     def commit(self, snapshot: Snapshot) -> Committed:
         """Make a turn durable. Any thread; one commit of a session at a time.
@@ -410,7 +292,7 @@ class Persister:
         base = self._latest.get(source) or self._peek(self.local, source)
         self.hold(session)
         boundary = 0 if base is None else min(base.boundary, len(ids))
-        self.commit(self.complete(self.prepare(session, ids, boundary, {}, facts, base=base), None))
+        self.commit(self.prepare(session, ids, boundary, {}, facts, base=base).complete(None))
 
     def delete(self, session: str) -> None:
         """Remove a session that is held here. The shared store comes first: a crash in between leaves it whole here.
@@ -432,16 +314,3 @@ class Persister:
         """Close the stores. Leases run out by themselves."""
         for store in self._stores:
             store.close()
-
-
-def _extend(
-    old: Sequence[BlockRef], kind: BlockKind, keys: BlockKeys, end: int, rows: int
-) -> Iterator[tuple[BlockKind, int, int]]:
-    """Spans that cover 0..end-1: old blocks while they fit these ids, then new ones."""
-    at = 0
-    for ref in old:
-        if ref.kind == kind and ref.start == at and ref.stop <= end and keys.matches(ref):
-            yield kind, ref.start, ref.stop
-            at = ref.stop
-    for start, stop in cut_spans(at, end, rows):
-        yield kind, start, stop

@@ -14,10 +14,11 @@ from dlite_agent.decode.jobs import Finished
 from dlite_agent.decode.load import Runtime
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.session.history import History, Turn
-from dlite_agent.session.persist import Committed, Facts, Persister
+from dlite_agent.session.persist import Committed, Persister
 from dlite_agent.session.record import Fingerprint, kv_layout
 from dlite_agent.session.restore import Loaded
 from dlite_agent.session.retention import Costs, Move, Retention, Tier
+from dlite_agent.session.snapshot import Facts
 from dlite_agent.session.store.base import SessionStore
 from dlite_agent.session.tiers import Tiers
 from tests.decode.test_engine import Client, Letters
@@ -100,7 +101,7 @@ class Replica:
         facts = Facts(history([*ends, len(ids)]))
         draft = self.persister.prepare(name, ids, done.boundary, done.features, facts)
         rows = None if draft.first is None else self.engine.export(f"/{name}", draft.first).result(30)
-        return self.persister.commit(self.persister.complete(draft, rows))
+        return self.persister.commit(draft.complete(rows))
 
     def on_engine(self, work: Callable[[], Any]) -> Any:
         """Run something between two steps."""

@@ -9,9 +9,10 @@ from dlite_agent.decode.kv import KVPool, SequenceKV
 from dlite_agent.decode.state import DecodeState
 from dlite_agent.model.spec import ModelSpec, RopeSpec
 from dlite_agent.session.history import History, Turn
-from dlite_agent.session.persist import Facts, Persister
+from dlite_agent.session.persist import Persister
 from dlite_agent.session.record import Fingerprint, kv_layout
 from dlite_agent.session.restore import Loaded
+from dlite_agent.session.snapshot import Facts
 from dlite_agent.session.store.base import SessionStore
 
 LAYERS, KV_HEADS, HEAD_DIM, TAPS, HIDDEN = 2, 1, 4, 2, 6

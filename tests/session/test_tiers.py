@@ -11,8 +11,8 @@ import pytest
 
 from dlite_agent.decode.jobs import Finished
 from dlite_agent.decode.rounds import Decoder
-from dlite_agent.session.persist import Facts
 from dlite_agent.session.retention import Tier
+from dlite_agent.session.snapshot import Facts
 from dlite_agent.session.store.disk import DiskStore
 from dlite_agent.session.store.memory import MemoryStore
 from tests.helpers import prompt
