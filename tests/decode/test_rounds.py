@@ -11,7 +11,7 @@ import torch
 
 from dlite_agent.decode.rounds import Decoder, StepFigures
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import DecodeState
+from dlite_agent.decode.state import DecodeState, Turn
 from dlite_agent.errors import CheckpointError, ContextOverflow, InvalidRequest, KVExhausted
 from dlite_agent.model.target import Rows, Target
 from tests.helpers import (
@@ -135,6 +135,29 @@ def test_rows_advance_apart_and_do_not_depend_on_mates(make_decoder: Callable[..
         assert advances(steps, turn) == advances(single_steps, single)
         assert turn.state.kept.keys() == single.state.kept.keys()
     assert any(len({row.advance for row in step.rows}) > 2 for step in steps), "rows must advance apart"
+
+
+def test_short_blocks_do_not_depend_on_mates(target: Target) -> None:
+    """A drafter of short blocks sees as many placeholders as it drafts; a mate with a longer draft adds none to them.
+
+    In rejection verification the tokens show it: they depend on q.
+    """
+    drafter = successor_drafter(target)
+    drafter.card = {"short_block": 3}
+    decoder = Decoder(target, drafter, pool_for(target))
+
+    def begin(window: int) -> Turn:
+        params = SamplingParams(temperature=0.9, seed=window, verification="rejection")
+        return decoder.begin(decoder.open(), prompt(9), params, max_new_tokens=60, verify_window=window)
+
+    alone = []
+    for window in (2, 4, 8):
+        turn = begin(window)
+        run_batch(decoder, [turn])
+        alone.append(turn.generated)
+    together = [begin(window) for window in (2, 4, 8)]
+    run_batch(decoder, together)
+    assert [turn.generated for turn in together] == alone
 
 
 def test_prompt_chunks_share_a_step_with_rounds(make_decoder: Callable[..., Decoder]) -> None:
