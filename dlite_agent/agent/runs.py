@@ -260,6 +260,9 @@ class Runs:
             if found.is_relative_to(allowed):
                 if not found.is_dir():
                     raise InvalidRequest(f"{given} is not a folder.", param="workspace")
+                own = self._folder.resolve()
+                if found.is_relative_to(own) or own.is_relative_to(found):
+                    raise PathEscape(f"{given} holds, or lies in, the server's own data.", param="workspace")
                 return found
         raise PathEscape(f"{given} is no folder below an allowed root.", param="workspace")
 

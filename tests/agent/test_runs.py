@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[2]
         ("link", "below an allowed root"),
         ("missing", "below an allowed root"),
         ("file", "is not a folder"),
+        (".", "the server's own data"),
+        ("data/runs", "the server's own data"),
         ("w\0rk", "below an allowed root"),
     ],
 )

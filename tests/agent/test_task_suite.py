@@ -10,7 +10,7 @@ from dlite_agent.agent.runs import AgentRun, RunsSettings
 from dlite_agent.trace.log import read_log
 from dlite_agent.trace.phases import timelines
 from examples.task_suite import Task, reference_runs, tasks, work
-from tests.agent.scripted import Scripted, with_runs
+from tests.agent.scripted import Scripted, with_runs, workspace_in
 
 
 def test_reference_turns_solve_all_ten(tmp_path: Path) -> None:
@@ -59,11 +59,12 @@ def test_strings_in_calls_are_bounded_where_asked(tmp_path: Path) -> None:
 
     async def start(runs: object) -> None:
         spec = RunSpec.model_validate(
-            {"task": "t", "workspace": ".", "bundles": ["files"], "model": {"argument_characters": 40}}
+            {"task": "t", "workspace": "work", "bundles": ["files"], "model": {"argument_characters": 40}}
         )
         run = await runs.start(spec, "")  # type: ignore[attr-defined]
         await run.task
 
+    workspace_in(tmp_path)
     with_runs(tmp_path, model, start)
     (view,) = [tool for tool in model.requests[0].tools if tool["function"]["name"] == "view_file"]
     properties = view["function"]["parameters"]["properties"]
