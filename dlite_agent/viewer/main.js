@@ -25,6 +25,7 @@ class Page {
     this.other = null;
     this.picking = false;
     this.live = null;
+    this.loading = null;
     this.sessions = new Sessions({
       choose: (ref) => this.chosen(ref),
       failed: (error) => this.listFailed(error),
@@ -71,9 +72,10 @@ class Page {
   }
 
   async start() {
-    await this.sessions.load();
+    const known = await this.sessions.load();
     this.sessions.start();
-    this.go(link.read(), { write: false });
+    this.place = link.read();
+    if (known) this.go(this.place, { write: false });
   }
 
   // What is shown.
@@ -89,8 +91,9 @@ class Page {
       this.stateEmpty();
       return;
     }
-    const same = before.session === this.place.session && before.with === this.place.with && this.view !== null;
-    if (!same) await this.load();
+    const same = before.session === this.place.session && before.with === this.place.with;
+    if (same && this.loading) return;  // what is being read will be shown at this place
+    if (!same || this.view === null) await this.load();
     else {
       if (this.place.turn !== null) this.tabs.show("inspector");
       this.showTurn(null);
@@ -100,7 +103,9 @@ class Page {
   async load() {
     this.stopLive();
     this.stateLoading("Reading the session");
+    this.view = null;
     const place = this.place;
+    this.loading = place;
     try {
       const [view, other] = await Promise.all([readView(place.session), place.with ? readView(place.with) : null]);
       if (place.session !== this.place.session || place.with !== this.place.with) return;
@@ -109,6 +114,8 @@ class Page {
     } catch (error) {
       if (place.session === this.place.session) this.stateProblem("This session cannot be shown", error);
       return;
+    } finally {
+      if (this.loading === place) this.loading = null;
     }
     this.showAll(false);
     this.tabs.show(this.other ? "versus" : place.turn === null ? "amdahl" : "inspector");
@@ -327,9 +334,7 @@ class Page {
   }
 
   stateProblem(title, error) {
-    if (error.status === 401) {
-      this.askKey("This server asks for an API key.");
-    }
+    if (error.status === 401 && !$("key-dialog").open) this.askKey("This server asks for an API key.");
     const again = h("button", { type: "button", className: "button", onclick: () => this.retry() }, "Try again");
     const back = h("button", { type: "button", className: "button", onclick: () => this.go({}) }, "All sessions");
     const text = error instanceof Problem ? error.message : `The page met an error: ${error.message}`;
@@ -337,16 +342,13 @@ class Page {
   }
 
   async retry() {
-    await this.sessions.load();
+    if (!(await this.sessions.load())) return;
     this.view = null;
     await this.go(this.place, { write: false });
   }
 
   listFailed(error) {
-    if (this.sessions.total === null || error.status === 401) {
-      $("side-hint").hidden = false;
-      $("side-hint").textContent = error.message;
-    }
+    if (this.view === null && !this.loading) this.stateProblem("The sessions cannot be read", error);
     if (error.status === 401 && !$("key-dialog").open) this.askKey(this.asked ? "This key is not accepted." : null);
     this.asked = true;
   }

@@ -35,13 +35,18 @@ export class Sessions {
   start() {
     if (this.timer) return;
     this.timer = setInterval(() => {
-      if (document.visibilityState === "visible") this.load();
+      if (document.visibilityState === "visible" && !this.reading) this.load();
     }, EVERY);
   }
 
-  async load() {
-    if (this.busy) return;
-    this.busy = true;
+  /** Reads the list, after any reading that is under way; true when it could be read. */
+  load() {
+    this.queue = (this.queue ?? Promise.resolve()).then(() => this.read());
+    return this.queue;
+  }
+
+  async read() {
+    this.reading = true;
     try {
       const cards = [];
       let total = 0;
@@ -56,10 +61,12 @@ export class Sessions {
       this.total = total;
       if (news) this.paint();  // else a click that has begun would lose its button
       this.on.counted?.(total);
+      return true;
     } catch (error) {
       this.on.failed?.(error);
+      return false;
     } finally {
-      this.busy = false;
+      this.reading = false;
     }
   }
 

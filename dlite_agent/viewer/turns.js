@@ -8,6 +8,7 @@ import { ORDER } from "./phases.js";
 const COLUMNS = ["turn", "where the time went", "seconds", "accepted", "tau", "context", ""];
 const PAIR_COLUMNS = ["turn", "first above, second below", "first", "second", "ratio"];
 const narrow = window.matchMedia("(max-width: 760px)");
+const belowEachOther = window.matchMedia("(max-width: 1180px)");
 
 export class TurnList {
   constructor(box, headBox, onSelect) {
@@ -81,7 +82,7 @@ export class TurnList {
     const turn = this.rows.find((item) => item.turn === number);
     if (turn) say(words(turn));
     this.onSelect(number);
-    if (narrow.matches) document.querySelector(".detail").scrollIntoView();
+    if (belowEachOther.matches) document.querySelector(".detail").scrollIntoView();
   }
 
   step(by) {

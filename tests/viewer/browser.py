@@ -93,6 +93,7 @@ def open_page(context: BrowserContext, server: Live, hash_: str = "", *, complai
     page.goto(f"{server.url}/viewer/{hash_}")
     if "session=" in hash_:
         page.wait_for_selector("#shown:not([hidden])")
+        frames(page)
     return page
 
 
