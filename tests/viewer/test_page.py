@@ -187,35 +187,6 @@ DROP = """([name, text]) => {
   return invited;
 }"""
 
-PI = "\n".join(
-    json.dumps(record)
-    for record in (
-        {"type": "session", "version": 3, "id": "pi-1", "timestamp": "2026-01-05T10:00:00.000Z", "cwd": "/w"},
-        {
-            "type": "message",
-            "id": "a",
-            "parentId": None,
-            "timestamp": "2026-01-05T10:00:01.000Z",
-            "message": {"role": "user", "content": [{"type": "text", "text": "hello"}], "timestamp": 1767607201000},
-        },
-        {
-            "type": "message",
-            "id": "b",
-            "parentId": "a",
-            "timestamp": "2026-01-05T10:00:05.000Z",
-            "message": {
-                "role": "assistant",
-                "content": [{"type": "text", "text": "hello to you"}],
-                "model": "m",
-                "provider": "p",
-                "usage": {"input": 10, "output": 5, "cacheRead": 0, "cacheWrite": 0},
-                "stopReason": "stop",
-                "timestamp": 1767607202000,
-            },
-        },
-    )
-)
-
 
 def test_a_dropped_file_is_opened(view: View, drafted: str) -> None:
     assert drafted, "so that there is a session to choose"
