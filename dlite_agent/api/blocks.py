@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dlite_agent.api.fields import Tools, checked_function
+from dlite_agent.api.fields import Tools, read_tools
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.messages import JSON
 
@@ -99,28 +99,15 @@ def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
 
 
 def client_tools(tools: Sequence[Any] | None) -> Tools:
-    """Anthropic's client tools as OpenAI function tools; tools that a server would run are skipped with a warning.
+    """Anthropic's client tools as OpenAI function tools. Raises InvalidRequest, see `read_tools`."""
+    return read_tools(tools, (None, "custom"), "client tools with a schema", _definition)
 
-    Raises:
-        InvalidRequest: a tool is malformed.
-    """
-    functions: list[JSON] = []
-    warnings = []
-    for i, tool in enumerate(tools or ()):
-        where = f"tools[{i}]"
-        if not isinstance(tool, dict):
-            raise InvalidRequest(f"{where} must be an object.", param=where)
-        kind = tool.get("type")
-        if kind not in (None, "custom"):
-            warnings.append(f"{where} of type {kind!r} was skipped: only client tools with a schema are supported")
-            continue
-        schema = tool.get("input_schema")
-        if not isinstance(schema, dict):
-            raise InvalidRequest(f"{where}.input_schema must be a JSON schema.", param=f"{where}.input_schema")
-        function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}
-        function["strict"] = tool.get("strict")
-        functions.append({"type": "function", "function": checked_function(function, where)})
-    return Tools(functions, warnings)
+
+def _definition(tool: dict[str, Any], where: str) -> tuple[JSON, str]:
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{where}.input_schema must be a JSON schema.", param=f"{where}.input_schema")
+    return {key: tool.get(key) for key in ("name", "description", "strict")} | {"parameters": schema}, where
 
 
 def openai_choice(choice: Any) -> tuple[Any, bool]:

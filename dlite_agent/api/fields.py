@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -196,11 +196,15 @@ class Tools:
     warnings: list[str]
 
 
-def function_tools(tools: Sequence[Any] | None) -> Tools:
-    """Function tools of a chat request. Tools of other types are skipped with a warning.
+Definition = Callable[[dict[str, Any], str], tuple[JSON, str]]
+"""From a tool and its place in the request to its function (name, description, parameters, strict), and its place."""
+
+
+def read_tools(tools: Sequence[Any] | None, types: Sequence[str | None], only: str, definition: Definition) -> Tools:
+    """A request's tools of some types; the others are skipped with a warning that `only` those are supported.
 
     Raises:
-        InvalidRequest: a function tool is malformed.
+        InvalidRequest: a tool is malformed.
     """
     functions: list[JSON] = []
     warnings = []
@@ -209,14 +213,23 @@ def function_tools(tools: Sequence[Any] | None) -> Tools:
         if not isinstance(tool, dict):
             raise InvalidRequest(f"{where} must be an object.", param=where)
         kind = tool.get("type")
-        if kind != "function":
-            warnings.append(f"{where} of type {kind!r} was skipped: only function tools are supported")
+        if kind not in types:
+            warnings.append(f"{where} of type {kind!r} was skipped: only {only} are supported")
             continue
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise InvalidRequest(f"{where}.function must be an object.", param=f"{where}.function")
-        functions.append({"type": "function", "function": checked_function(function, f"{where}.function")})
+        functions.append({"type": "function", "function": checked_function(*definition(tool, where))})
     return Tools(functions, warnings)
+
+
+def function_tools(tools: Sequence[Any] | None) -> Tools:
+    """Function tools of a chat request. Raises InvalidRequest, see `read_tools`."""
+    return read_tools(tools, ("function",), "function tools", _nested)
+
+
+def _nested(tool: dict[str, Any], where: str) -> tuple[JSON, str]:
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"{where}.function must be an object.", param=f"{where}.function")
+    return function, f"{where}.function"
 
 
 def checked_function(function: JSON, where: str) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dlite_agent.api.fields import Tools, checked_function
+from dlite_agent.api.fields import Tools, read_tools
 from dlite_agent.api.turns import Answer
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.deltas import ParsedCall
-from dlite_agent.session.messages import JSON
 
 
 def openai_messages(given: str | Sequence[Any]) -> list[dict[str, Any]]:
@@ -52,23 +51,13 @@ def _reasoning(content: Any, where: str) -> str:
 
 
 def flat_tools(tools: Sequence[Any] | None) -> Tools:
-    """Function tools, whose definition stands beside their type here; others are skipped with a warning.
-
-    Raises:
-        InvalidRequest: a function tool is malformed.
-    """
-    functions: list[JSON] = []
-    warnings = []
-    for i, tool in enumerate(tools or ()):
-        where = f"tools[{i}]"
-        if not isinstance(tool, dict):
-            raise InvalidRequest(f"{where} must be an object.", param=where)
-        if tool.get("type") != "function":
-            warnings.append(f"{where} of type {tool.get('type')!r} was skipped: only function tools are supported")
-            continue
-        function = {key: value for key, value in tool.items() if key != "type"}
-        functions.append({"type": "function", "function": checked_function(function, where)})
-    return Tools(functions, warnings)
+    """Function tools, whose definition stands beside their type here. Raises InvalidRequest, see `read_tools`."""
+    return read_tools(
+        tools,
+        ("function",),
+        "function tools",
+        lambda tool, where: ({key: value for key, value in tool.items() if key != "type"}, where),
+    )
 
 
 def nested_choice(choice: Any) -> Any:

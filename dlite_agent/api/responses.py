@@ -30,7 +30,6 @@ from dlite_agent.api.turns import Answer, Chunk, Run, Waiting
 from dlite_agent.api.usage import dlite_block
 from dlite_agent.errors import DliteError, InvalidRequest, NotFound
 from dlite_agent.session.messages import Message, normalise
-from dlite_agent.session.registry import Registry
 
 router = APIRouter()
 
@@ -78,18 +77,18 @@ class ResponsesRequest(TurnRequest):
 _NO_EFFECT = ("include", "max_tool_calls", "service_tier", "safety_identifier", "prompt_cache_retention")
 
 
-def _session_of(registry: Registry, stored: Stored) -> str | None:
+async def _session_of(service: Service, stored: Stored) -> str | None:
     """The session in which a stored response is continued: its own, or a fork if that one has gone on or is busy."""
     try:
-        session = registry.get(stored.owner, stored.session)
+        session = await service.session(stored.owner, stored.session)
     except NotFound:
         return None
     if session.turns == stored.turns and not session.in_flight:
         return session.id
-    return registry.fork(session, turn=min(stored.turns, len(session.history.turns))).id
+    return (await service.fork(session, turn=min(stored.turns, len(session.history.turns)), name="")).id
 
 
-def _ask(request: Request, service: Service, fields: ResponsesRequest) -> tuple[Ask, list[Message]]:
+async def _ask(request: Request, service: Service, fields: ResponsesRequest) -> tuple[Ask, list[Message]]:
     """The request in common terms, and its conversation without instructions. Raises DliteError."""
     said = normalise(openai_messages(fields.input))
     ask = begin("responses", request, fields, _NO_EFFECT)
@@ -97,7 +96,7 @@ def _ask(request: Request, service: Service, fields: ResponsesRequest) -> tuple[
     if fields.previous_response_id is not None:
         stored = service.responses.get(caller_of(request).owner, fields.previous_response_id, "previous_response_id")
         said = [*stored.messages, *said]
-        name, session = None, _session_of(service.registry, stored)
+        name, session = None, await _session_of(service, stored)
     instructions = [Message("system", fields.instructions)] if fields.instructions else []
     if not said and not instructions:
         raise InvalidRequest("The input is empty.", param="input")
@@ -132,7 +131,7 @@ async def responses(request: Request) -> Response:
     """Create a response."""
     service = service_of(request)
     fields = await read_served(request, ResponsesRequest)
-    ask, said = _ask(request, service, fields)
+    ask, said = await _ask(request, service, fields)
     run = await service.open(ask, caller_of(request))
     head = _head(service, run, fields, ask)
 
