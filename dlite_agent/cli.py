@@ -15,6 +15,7 @@ from rich.table import Table
 from dlite_agent.cli_bench import bench_app
 from dlite_agent.cli_run import run as run_task
 from dlite_agent.cli_sessions import sessions_app
+from dlite_agent.cli_trace import convert, replay, report
 from dlite_agent.cli_train import train_app
 from dlite_agent.cli_watch import watch
 from dlite_agent.errors import DliteError, InvalidRequest
@@ -28,6 +29,9 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(train_app, name="train")
 app.command("watch")(watch)
+app.command("report")(report)
+app.command("convert")(convert)
+app.command("replay")(replay)
 
 
 def main() -> None:
@@ -244,33 +248,6 @@ def serve(
         ),
         RunsSettings(roots=tuple(workspaces or ()), bundles=tuple(bundles_dir or ())),
     )
-
-
-@app.command()
-def report(
-    sessions: Annotated[list[Path], typer.Argument(help="Event logs or session files of a known format.")],
-    fmt: Annotated[str, typer.Option("--format", help="table, json or html.")] = "table",
-    out: Annotated[Path | None, typer.Option(help="Write here instead of printing.")] = None,
-) -> None:
-    """Where the time of sessions went, and what faster decoding can bring at most (Amdahl)."""
-    from dlite_agent.trace.report import report_command
-
-    text = report_command(sessions, fmt, out)
-    if out is None:
-        print(text)
-
-
-@app.command()
-def convert(
-    source: Annotated[Path, typer.Argument(help="A session file; its format is told from its content.")],
-    out: Annotated[Path, typer.Argument(help="The file to write.")],
-    to: Annotated[str, typer.Option(help="dlite, atif, otel or chrome.")] = "dlite",
-    session: Annotated[str | None, typer.Option(help="Only this session of the file.")] = None,
-) -> None:
-    """Turn a session file of one format into another."""
-    from dlite_agent.trace.formats import convert as run
-
-    run(source, to, out, session=session)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,18 @@ FLOORS = (
     ("train",),
     ("bench",),
     ("api",),
-    ("tables", "options", "cli_bench", "cli_run_view", "cli_run", "cli_sessions", "cli_train", "cli_watch", "cli"),
+    (
+        "tables",
+        "options",
+        "cli_bench",
+        "cli_run_view",
+        "cli_run",
+        "cli_sessions",
+        "cli_trace",
+        "cli_train",
+        "cli_watch",
+        "cli",
+    ),
 )
 FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}
 

@@ -11,8 +11,8 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from dlite_agent.decode.engine import Engine
@@ -75,7 +75,7 @@ class Plan:
     """How to replay.
 
     Attributes:
-        params: how the model samples; greedy by default, whatever the recording was.
+        sampling: parameters that take the place of the recorded ones; what neither says is greedy decoding's.
         wait: how waits between turns are kept: as recorded, divided by `speed`, or not at all. Even then tools stand on
             the session's own clock with their recorded length, since they are not run.
         arrivals: None plays one session after the other, the sides of each turn one behind the other. Else all
@@ -83,7 +83,7 @@ class Plan:
     """
 
     sides: Sequence[Side]
-    params: SamplingParams = field(default_factory=SamplingParams)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     wait: Wait = "none"
     speed: float = 1.0
     arrivals: Sequence[float] | None = None
@@ -93,6 +93,16 @@ class Plan:
             raise InvalidRequest(f"wait is original, scaled or none, not {self.wait!r}.", param="wait")
         if not 0 < self.speed < 1e6:
             raise InvalidRequest("speed must be above 0.", param="speed")
+
+    def params(self, turn: RecordedTurn) -> SamplingParams:
+        """How a turn is sampled. Raises InvalidRequest for a parameter that does not exist."""
+        given = {**turn.sampling, **self.sampling}
+        if unknown := given.keys() - {item.name for item in fields(SamplingParams)}:
+            name = min(unknown)
+            raise InvalidRequest(f"There is no sampling parameter {name!r}.", param=name)
+        if "logit_bias" in given:
+            given["logit_bias"] = {int(token): value for token, value in given["logit_bias"].items()}
+        return SamplingParams(**given)
 
     def lasts(self, seconds: float) -> float:
         """Seconds that a recorded wait takes on the session's clock."""
@@ -177,7 +187,7 @@ class DecodeReplay:
             turn = track.script.turns[0]
             assert turn.prompt_ids is not None
             ids = turn.prompt_ids[:64]
-            self._generate(track, f"{track.owner}/warm", ids, 8, keep=False, constraint=None)
+            self._generate(track, f"{track.owner}/warm", ids, 8, SamplingParams(), keep=False)
 
     def _in_turns(self, sides: Sequence[_Track], what: str) -> None:
         """One session: each turn on each side, the order turning from turn to turn, then one wait for all."""
@@ -232,8 +242,9 @@ class DecodeReplay:
         assert turn.output_ids is not None
         if not turn.output_ids:
             return
+        params, tokens = self._plan.params(turn), len(turn.output_ids)
         reply, masks = self._generate(
-            track, f"{track.owner}/s", turn.prompt_ids, len(turn.output_ids), constraint=turn.constraint
+            track, f"{track.owner}/s", turn.prompt_ids, tokens, params, constraint=turn.constraint
         )
         facts = TurnFacts(
             **track.place(turn),
@@ -249,12 +260,20 @@ class DecodeReplay:
         track.events += _mismatches(track, turn, turn.output_ids, reply.generated, RECORDING)
 
     def _generate(
-        self, track: _Track, key: str, ids: Sequence[int], tokens: int, *, constraint: str | None, keep: bool = True
+        self,
+        track: _Track,
+        key: str,
+        ids: Sequence[int],
+        tokens: int,
+        params: SamplingParams,
+        *,
+        constraint: str | None = None,
+        keep: bool = True,
     ) -> tuple[Finished, list[tuple[float, float]]]:
         matcher = None
         if constraint is not None:
             if self._grammars is None:
-                raise InvalidRequest("The session was recorded with a grammar, which this replay cannot compile.")
+                raise InvalidRequest("The recording has a grammar, which needs the target's tokenizer.", param="target")
             matcher = self._grammars().matcher(Constraint(constraint))
         replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._engine.submit(
@@ -262,7 +281,7 @@ class DecodeReplay:
                 id=f"{track.owner}-{next(self._names)}",
                 key=key,
                 ids=ids,
-                params=self._plan.params,
+                params=params,
                 max_new_tokens=tokens,
                 reply=replies.put,
                 owner=track.owner,

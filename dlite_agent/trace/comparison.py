@@ -10,6 +10,7 @@ from dlite_agent.trace.amdahl import EXCLUDED, Estimate, StepTimes, autoregressi
 from dlite_agent.trace.calibration import Point, StepTimeKeeper
 from dlite_agent.trace.events import Mismatch
 from dlite_agent.trace.phases import Timeline, Turn
+from dlite_agent.trace.script import Script
 from dlite_agent.trace.summary import SessionSummary, summarise
 
 RECORDING = "recording"
@@ -63,6 +64,54 @@ class Comparison:
     base: str
     tokens: int
     sides: list[SideResult]
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """A tool call, recorded and run again: seconds and exit codes of both, and where the observations differ."""
+
+    turn: int
+    call_id: str
+    name: str
+    recorded: float
+    seconds: float
+    recorded_exit: int | None
+    exit_code: int | None
+    mismatch: Mismatch | None
+
+
+@dataclass(frozen=True)
+class ToolReplay:
+    """A session's tools run again; `tool_wait` is the union of the calls' intervals, recorded and now."""
+
+    original: str
+    recorded_wait: float
+    tool_wait: float
+    calls: list[CallResult]
+
+    @property
+    def mismatches(self) -> int:
+        return sum(call.mismatch is not None for call in self.calls)
+
+
+def tool_replays(found: Sequence[Script], views: Sequence[Timeline]) -> list[ToolReplay]:
+    """Replays of tools among some timelines, beside the recordings they are of."""
+    again = {view.replayed.original: view for view in views if view.replayed is not None}
+    replays = []
+    for script in found:
+        view = again[script.session]
+        recorded = {(turn.turn, call.call_id): call for turn in script.turns for call in turn.calls}
+        wrong = {(item.turn, item.call_id): item for item in view.mismatches}
+        calls = []
+        for call in view.tools:
+            key = (call.turn, call.call_id)
+            before = recorded[key]
+            seconds = call.end - call.start
+            calls.append(
+                CallResult(*key, call.name, before.seconds, seconds, before.exit_code, call.exit_code, wrong.get(key))
+            )
+        replays.append(ToolReplay(script.session, script.timeline.tool_union(), view.tool_union(), calls))
+    return replays
 
 
 def step_times(view: Timeline, points: Sequence[Point]) -> StepTimes | None:

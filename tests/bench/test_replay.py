@@ -14,11 +14,10 @@ from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.step_times import Probe, measure
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.trace.comparison import RECORDING, comparisons
-from dlite_agent.trace.events import AnyEvent, TurnEnd
+from dlite_agent.trace.events import AnyEvent, Event, TurnEnd
 from dlite_agent.trace.log import Log, dump_lines, parse_lines
 from dlite_agent.trace.phases import timelines
 from dlite_agent.trace.script import NotReplayable, scripts
-from tests.helpers import GREEDY
 from tests.replays import record, start_engine
 
 SIDES = parse_sides("ar,dlite,dlite:verify_window=3")
@@ -134,7 +133,7 @@ def test_sessions_at_once_share_the_batch(engine: Engine) -> None:
 
 def test_a_recording_without_ids_is_refused(engine: Engine) -> None:
     bare = record(engine)
-    bare = Log([event.without_content() if hasattr(event, "without_content") else event for event in bare.events])
+    bare = Log([event.without_content() if isinstance(event, Event) else event for event in bare.events])
     with pytest.raises(NotReplayable, match="turn 0: the recording holds no token ids") as caught:
         DecodeReplay(engine, Plan(SIDES)).run(scripts(bare))
     assert caught.value.param == "session"
@@ -145,10 +144,10 @@ def test_a_sampled_recording_is_known_as_such(engine: Engine) -> None:
     log = record(engine, params=SamplingParams(temperature=0.9, seed=5), sampling=sampling)
     script = scripts(log)[0]
     assert not script.turns[0].greedy
-    again = DecodeReplay(engine, Plan(parse_sides("dlite"), params=SamplingParams(temperature=0.9, seed=5))).run(
-        [script]
-    )
-    greedy = DecodeReplay(engine, Plan(parse_sides("dlite"), params=GREEDY)).run([script])
+    again = DecodeReplay(engine, Plan(parse_sides("ar,dlite"))).run([script])
+    greedy = DecodeReplay(engine, Plan(parse_sides("dlite"), sampling={"temperature": 0.0})).run([script])
     (same,), (other,) = comparisons(timelines(again)), comparisons(timelines(greedy))
-    assert same.sides[0].mismatches == []
+    assert [side.mismatches for side in same.sides] == [[], []]
     assert other.sides[0].mismatches
+    with pytest.raises(InvalidRequest, match="no sampling parameter 'heat'"):
+        DecodeReplay(engine, Plan(SIDES, sampling={"heat": 1})).run([script])

@@ -90,3 +90,15 @@ def convert(path: Path, to: str, out: Path, *, session: str | None = None) -> Lo
     except OSError as error:
         raise InvalidRequest(f"Cannot write {out.name!r}: {error.strerror}.", param="out") from error
     return log
+
+
+def post(path: Path, to: str, endpoint: str, *, session: str | None = None) -> Log:
+    """Read a session file of any importable format and send it to an OTLP/HTTP receiver; what was read.
+
+    Raises InvalidRequest unless `to` is "otel", and when the receiver cannot be reached or refuses.
+    """
+    if to != otel.NAME:
+        raise InvalidRequest(f"Only otel goes to a receiver; {to!r} goes to a file.", param="to")
+    log = load(path)
+    otel.send(endpoint, otel.to_otlp(log if session is None else log.of_session(session)))
+    return log
