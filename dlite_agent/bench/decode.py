@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dlite_agent.decode.figures import RunFigures, merged
@@ -14,44 +11,12 @@ from dlite_agent.decode.generate import generate
 from dlite_agent.decode.load import Runtime, chat_ids
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.state import Mode
-from dlite_agent.errors import InvalidRequest
-
-
-@dataclass(frozen=True)
-class Prompt:
-    id: str
-    messages: list[dict[str, Any]]
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a JSONL file, one {"id", "messages"} a line.
-
-    Raises:
-        InvalidRequest: the file cannot be read or a line has another shape; the message names the line.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error}", param="prompts") from error
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            prompts.append(Prompt(str(record["id"]), list(record["messages"])))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidRequest(
-                f'{path} line {number} is not {{"id", "messages"}}: {error!r}', param="prompts"
-            ) from error
-    if not prompts:
-        raise InvalidRequest(f"{path} holds no prompts", param="prompts")
-    return prompts
+from dlite_agent.train.data import Request
 
 
 def bench_decode(
     runtime: Runtime,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Request],
     params: SamplingParams,
     *,
     max_new_tokens: int,
@@ -112,7 +77,7 @@ def bench_decode(
 
 
 def _decode(
-    runtime: Runtime, prompt: Prompt, params: SamplingParams, max_new_tokens: int, mode: Mode, window: int | None
+    runtime: Runtime, prompt: Request, params: SamplingParams, max_new_tokens: int, mode: Mode, window: int | None
 ) -> tuple[list[int], RunFigures]:
     state = runtime.decoder.open()
     try:

@@ -52,7 +52,7 @@ def _filled(saved: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_checkpoint(run: Path, state: dict[str, Any], drafter: Drafter, card: dict[str, Any]) -> None:
-    """Replace the checkpoint, then the drafter with its card; each is old or new, never between.
+    """Replace the checkpoint, then the drafter with its card; neither is ever half-written.
 
     Raises:
         ModelError: the disk refuses; what was there before stays.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from dlite_agent.decode.kv import KVPool, SequenceKV
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.model.target import Rows, Target
-from dlite_agent.train.data import Request
+from dlite_agent.train.data import Encode, Request, prompt_ids
 from dlite_agent.train.store import TOP, Conversation, Header, Labels, open_shards, write_shard
 
-Encode = Callable[[list[dict[str, str]]], list[int]]
-"""Chat messages -> ids of the prompt, ending where the answer begins."""
-
 PREFILL_ROWS = 512
+LONG_ROWS = 1024
+"""Longer prompts go through the target in pieces of this size: logits of a row are large."""
 SHARD_TOKENS = 12_000
 LONGEST_LOOP = 64
+GREEDY = 0.98
 
 
 def loop_cut(ids: Sequence[int]) -> int | None:
@@ -55,18 +55,27 @@ class _Slot:
 
     def conversation(self, length: int) -> Conversation:
         request = self.request
+        ids, top_ids = torch.tensor(self.ids[:length]), torch.cat(self.top_ids)[:length]
+        spans = tuple(request.spans) or ((self.prompt, length),)
+        temperature = request.temperature if request.messages else float(not _greedy(ids, top_ids, spans))
         return Conversation(
-            labels=Labels(request.id, request.source, request.kind, request.temperature),
-            spans=((self.prompt, length),),
-            ids=torch.tensor(self.ids[:length]),
+            labels=Labels(request.id, request.source, request.kind, temperature, request.thinking),
+            spans=spans,
+            ids=ids,
             taps=torch.cat(self.taps)[:length],
-            top_ids=torch.cat(self.top_ids)[:length],
+            top_ids=top_ids,
             top_p=torch.cat(self.top_p)[:length],
         )
 
 
+def _greedy(ids: Tensor, top_ids: Tensor, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether recorded answers are the target's greedy ones, but for ties that its kernels decide otherwise."""
+    chosen = torch.cat([torch.arange(start, end) for start, end in spans])
+    return (ids[chosen] == top_ids[chosen - 1, 0]).float().mean().item() > GREEDY
+
+
 class Collector:
-    """Answers requests and yields them with states, up to `slots` at a time.
+    """Answers requests and yields them with states, up to `slots` at a time; recorded sessions are only read.
 
     Args:
         max_new: longest answer in tokens.
@@ -118,7 +127,7 @@ class Collector:
         rows = 0
         while waiting and len(slots) < free and (rows < PREFILL_ROWS):
             request = waiting.pop()
-            ids = self.encode(request.messages)
+            ids = list(prompt_ids(request, self.encode))
             if len(ids) > self.max_prompt:
                 raise InvalidRequest(
                     f"prompt {request.id} has {len(ids)} tokens, {self.max_prompt} at most", param="prompts"
@@ -128,14 +137,25 @@ class Collector:
             rng = torch.Generator().manual_seed(int(request.id, 16) % 2**63 if _is_hex(request.id) else 0)
             slots.append(_Slot(request, kv, rng, ids, len(ids)))
             rows += len(ids)
-        self._forward(slots, [slot.ids for slot in slots])
+        rest = [slot.ids for slot in slots]
+        for i, slot in enumerate(slots):
+            while len(rest[i]) > LONG_ROWS:
+                self._forward([slot], [rest[i][:LONG_ROWS]])
+                rest[i] = rest[i][LONG_ROWS:]
+        self._extend(slots, rest)
         return slots
 
     def _step(self, active: list[_Slot]) -> None:
-        self._forward(active, [slot.ids[-1:] for slot in active])
+        self._extend(active, [slot.ids[-1:] for slot in active])
 
-    def _forward(self, slots: list[_Slot], new: list[list[int]]) -> None:
-        """Run new ids, keep states of every row, and append each slot's next token."""
+    def _extend(self, slots: list[_Slot], new: list[list[int]]) -> None:
+        """Run new ids and append each slot's next token."""
+        top, top_ids = self._forward(slots, new)
+        for i, slot in enumerate(slots):
+            slot.ids.append(self._choose(slot, top[i].cpu(), top_ids[i].cpu()))
+
+    def _forward(self, slots: list[_Slot], new: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Run new ids and keep states of every row; top logits and ids [slots, TOP] after each slot's last."""
         device = self.target.device
         batch = [Rows(slot.kv, torch.tensor(ids, device=device)) for slot, ids in zip(slots, new, strict=True)]
         result = self.target.forward(batch, tap_layers=self.header.tap_layers)
@@ -143,11 +163,12 @@ class Collector:
         top, top_ids = logits.topk(min(TOP, logits.shape[-1]))
         top_p = (top - logits.logsumexp(-1, keepdim=True)).exp().to(torch.float16)
         taps = result.taps.to(torch.bfloat16)
-        end = 0
+        end, last = 0, []
         for slot, ids in zip(slots, new, strict=True):
             start, end = end, end + len(ids)
             slot.keep(taps[start:end].cpu(), top_ids[start:end].to("cpu", torch.int32), top_p[start:end].cpu())
-            slot.ids.append(self._choose(slot, top[end - 1].cpu(), top_ids[end - 1].cpu()))
+            last.append(end - 1)
+        return top[last], top_ids[last]
 
     def _choose(self, slot: _Slot, top: Tensor, ids: Tensor) -> int:
         """Next token: the likeliest, or drawn from the TOP likeliest at the request's temperature."""
@@ -160,10 +181,11 @@ class Collector:
         """Take out slots whose newest token ends them. That token has no states yet and is dropped."""
         for slot in list(active):
             length = len(slot.ids) - 1
-            cut = loop_cut(slot.ids[slot.prompt :])
+            recorded = bool(slot.request.ids)
+            cut = None if recorded else loop_cut(slot.ids[slot.prompt :])
             if cut is not None:
                 length = min(length, slot.prompt + cut)
-            elif slot.ids[-1] not in self.eos and length - slot.prompt < self.max_new:
+            elif not recorded and slot.ids[-1] not in self.eos and length - slot.prompt < self.max_new:
                 continue
             active.remove(slot)
             slot.kv.free()

@@ -1,4 +1,4 @@
-"""Acceptance of a drafter, by real decoding or by replaying the rounds of greedy decoding on cached answers.
+"""Acceptance of a drafter, by replaying the rounds of greedy decoding on cached answers.
 
 A cached greedy answer fixes what the target would have said after any accepted prefix, so walking it in rounds gives
 the advances of real greedy decoding (but for near-ties between kernels) at the drafter's cost alone.
@@ -14,14 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlite_agent.decode.generate import generate
-from dlite_agent.decode.rounds import Decoder
-from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.train.anchors import Anchors, Batch, Examples
-from dlite_agent.train.collect import Encode, loop_cut
-from dlite_agent.train.data import Request
 from dlite_agent.train.losses import accepted
 from dlite_agent.train.store import Shard
 
@@ -103,38 +98,4 @@ def replay(drafter: Drafter, shards: Sequence[Shard], embedding: Tensor, *, rows
                 results[name].add(hit, min(width, end - row), width)
             moved.append((number, row + hit + 1, end, kind))
         active = moved
-    return dict(results)
-
-
-def decode(
-    decoder: Decoder, requests: Sequence[Request], encode: Encode, *, max_new: int = 128
-) -> dict[str, Acceptance]:
-    """Acceptance of really decoding requests greedily, one at a time, by kind and "all".
-
-    "without loops" leaves out the rounds that lie past the point where an answer began to repeat itself.
-
-    Raises:
-        InvalidRequest: the decoder has no drafter, or there are no requests.
-    """
-    if decoder.drafter is None or not requests:
-        raise InvalidRequest("evaluation needs a drafter and at least one prompt", param="drafter")
-    width = decoder.proposal_length
-    results: dict[str, Acceptance] = defaultdict(Acceptance)
-    for request in requests:
-        state = decoder.open()
-        turn, figures = generate(
-            decoder,
-            state,
-            encode(request.messages),
-            SamplingParams(temperature=0.0),
-            max_new_tokens=max_new,
-            mode="dlite",
-        )
-        emitted, looping = 1, False  # the prefill emits the first anchor
-        for advance in figures.advances:
-            looping = looping or loop_cut(turn.generated[:emitted]) is not None
-            for name in (request.kind, "all") if looping else (request.kind, "all", "without loops"):
-                results[name].add(advance - 1, min(width, len(turn.generated) - emitted), width)
-            emitted += advance
-        state.kv.free()
     return dict(results)

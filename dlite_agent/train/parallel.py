@@ -61,7 +61,7 @@ class Processes:
         if self.world > 1:
             joined = torch.cat([tensor.flatten() for tensor in tensors])
             dist.all_reduce(joined)
-            for tensor, part in zip(tensors, joined.split([tensor.numel() for tensor in tensors]), strict=True):
+            for tensor, part in zip(tensors, torch.split(joined, [t.numel() for t in tensors]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
     def copy_first(self, tensors: Sequence[Tensor]) -> None:

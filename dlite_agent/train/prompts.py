@@ -13,10 +13,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from dlite_agent.train.sources import Source
 
-Message = dict[str, str]
+Message = dict[str, Any]
 Builder = Callable[[Source, random.Random], list[Message]]
 
 

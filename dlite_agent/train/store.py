@@ -27,13 +27,13 @@ TOP = 64
 
 @dataclass(frozen=True)
 class Labels:
-    """What a conversation is, for splits and for reports per kind. `thinking`: answered with reasoning switched on."""
+    """What a conversation is, for splits and for reports per kind. `thinking` is the template's switch."""
 
     id: str
     source: str
     kind: str
     temperature: float
-    thinking: bool = False
+    thinking: bool | None = None
 
 
 @dataclass(frozen=True)

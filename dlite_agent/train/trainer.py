@@ -5,6 +5,7 @@ Anchors come from all over the cache in every step, which beats many anchors of 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -99,6 +100,7 @@ class Trainer:
         self.special_ids = special_ids
         self.processes = processes or Processes(torch.device("cpu"))
         self.step = 0
+        self._tau: dict[str, Any] = {}
         self.rng = torch.Generator().manual_seed(settings.seed)
         run.mkdir(parents=True, exist_ok=True)
         saved = read_checkpoint(run, settings)
@@ -220,6 +222,7 @@ class Trainer:
 
     def _use(self, shards: list[Shard]) -> None:
         self.shards = shards
+        self._digest = hashlib.sha256("".join(shard.digest() for shard in shards).encode()).hexdigest()
         self.examples = Examples(shards, self.drafter)
         self._teacher_examples = Examples(shards, self.teacher) if self.teacher else self.examples
 
@@ -242,19 +245,15 @@ class Trainer:
         end = min(settings.steps, stop_at or settings.steps)
         saved_at = time.monotonic()
         self._told_at, self._told_step = saved_at, self.step
-
-        def tell(row: dict[str, Any]) -> None:
-            with (self.run_dir / METRICS).open("a") as log:
-                log.write(json.dumps(row) + "\n")
-            if report:
-                report(row)
-
         while self.step < end:
             if settings.refresh_steps and self.step and self.step % settings.refresh_steps == 0:
                 self._refresh()
-            self._one_step(tell)
-            if first and settings.evaluate_steps and self.step % settings.evaluate_steps == 0 and self.held_out:
-                tell(self.evaluate())
+            row = self._one_step()
+            if row is not None:
+                self.tell(row, report)
+            due = settings.evaluate_steps and (self.step % settings.evaluate_steps == 0 or self.step == settings.steps)
+            if first and due and self.held_out:
+                self.tell(self.evaluate(), report)
             if first and time.monotonic() - saved_at >= 60 * settings.checkpoint_minutes:
                 self.save()
                 saved_at = time.monotonic()
@@ -262,7 +261,15 @@ class Trainer:
             self.save()
         return self.drafter
 
-    def _one_step(self, tell: Report) -> None:
+    def tell(self, row: dict[str, Any], report: Report | None) -> None:
+        """Add a row to the metrics."""
+        with (self.run_dir / METRICS).open("a") as log:
+            log.write(json.dumps(row) + "\n")
+        if report:
+            report(row)
+
+    def _one_step(self) -> dict[str, Any] | None:
+        """One step; its row of the metrics, if it is one that has one."""
         settings, processes = self.settings, self.processes
         rate = learning_rate(settings, self.step)
         for group in self.optimizer.param_groups:
@@ -296,8 +303,9 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(learning, settings.optimizer.clip)
         self.optimizer.step()
         self.step += 1
-        if figures is not None:
-            tell({"step": self.step, "loss": round(total.item(), 4), **figures, **self._pace(rate, norm.item())})
+        if figures is None:
+            return None
+        return {"step": self.step, "loss": round(total.item(), 4), **figures, **self._pace(rate, norm.item())}
 
     def _gather(self, examples: Examples, anchors: Anchors, teaching: bool) -> tuple[Batch, Batch | None]:
         """The drafter's batch and, where a teacher takes part, the teacher's."""
@@ -340,19 +348,21 @@ class Trainer:
         }
 
     def evaluate(self) -> dict[str, Any]:
-        """The held-out cache: acceptance (see `evaluate.replay`), and the figures of a training batch."""
-        found = replay(self.drafter, self.held_out, self.embedding)
+        """The held-out cache: the figures of a training batch and, on its greedy answers, acceptance (see `replay`)."""
         examples = Examples(self.held_out, self.drafter)
         share = self.settings.generated_share
         anchors = examples.pick(HELD_OUT_ANCHORS, generated_share=share, rng=torch.Generator().manual_seed(0))
         figures = self._figures(examples.gather(anchors).to(self.processes.device))
-        return {
-            "step": self.step,
-            "held_out_tau": round(found["all"].tau, 4),
-            "held_out_rates": found["all"].rates(),
-            "held_out_kinds": {kind: round(a.tau, 3) for kind, a in sorted(found.items())},
-            **{f"held_out_{name}": value for name, value in figures.items()},
-        }
+        row: dict[str, Any] = {"step": self.step} | {f"held_out_{name}": value for name, value in figures.items()}
+        if any(labels.temperature == 0 for shard in self.held_out for labels in shard.conversations):
+            found = replay(self.drafter, self.held_out, self.embedding)
+            row |= {
+                "held_out_tau": round(found["all"].tau, 4),
+                "held_out_rates": found["all"].rates(),
+                "held_out_kinds": {kind: round(a.tau, 3) for kind, a in sorted(found.items())},
+            }
+            self._tau = {"tau": row["held_out_tau"], "acceptance": row["held_out_rates"], "at_step": self.step}
+        return row
 
     def save(self) -> None:
         """Write the checkpoint and the drafter with its card."""
@@ -367,15 +377,17 @@ class Trainer:
         write_checkpoint(self.run_dir, state, self.drafter, self.card())
 
     def card(self) -> dict[str, Any]:
-        """What the weights were made from."""
+        """What the weights were made from; with a held-out cache also tau and acceptance, which a server reads."""
         settings = self.settings
         return {
+            **self._tau,
             "target": settings.target,
             "target_fingerprint": self.tables.fingerprint,
             "route": settings.route,
             "steps": self.step,
             "anchors": self.step * settings.batch,
             "cache_tokens": sum(len(shard) for shard in self.shards),
+            "cache_digest": self._digest,
             "conversations": sum(len(shard.conversations) for shard in self.shards),
             "shape": asdict(settings.shape),
             "loss": asdict(settings.loss),

@@ -27,8 +27,9 @@ def run(cache: str, folder: str, changes: dict[str, Any]) -> None:
     for key, kind in (("shape", Shape), ("two_stage", TwoStage), ("history", History)):
         if key in changes:
             changes[key] = kind(**changes[key])
-    embedding = tiny_weights(CONFIG["vocab_size"])["model.embed_tokens.weight"]
-    tables = TargetTables(ModelSpec.from_config(CONFIG), "tiny", embedding, embedding)
+    spec = ModelSpec.from_config(CONFIG)
+    embedding = tiny_weights(spec.vocab_size)["model.embed_tokens.weight"]
+    tables = TargetTables(spec, "tiny", embedding, embedding)
     processes = Processes.join("cpu")
     Trainer(run_settings(Path(cache), **changes), Path(folder), tables, processes=processes).train()
     processes.leave()
@@ -58,6 +59,7 @@ def fork(world: int, order: tuple[str, str, dict[str, Any]]) -> list[int]:
 def main() -> None:
     """For each line [world, cache, folder, changes] as many processes; tells their ids, and how each ended."""
     torch.set_num_threads(1)
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # imports the compiler: once here, not in every child
     for line in sys.stdin:
         world, *order = json.loads(line)
         children = fork(world, (order[0], order[1], order[2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dlite_agent.train.commands import build_corpus, evaluate, plan_corpus, trai
 from dlite_agent.train.data import Plan
 from dlite_agent.train.store import open_shards
 from tests.train.conftest import CONFIG, tiny_weights
+from tests.train.test_recorded import turns, write_log
 
 VOCAB = 264
 TEMPLATE = (
@@ -55,12 +57,26 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_drafter_is_planned_built_trained_and_measured(model: Path, sources: Path, tmp_path: Path) -> None:
     target, corpus = str(model), tmp_path / "corpus"
-    plan = Plan(roots=(str(sources),), sources=24, held_out_share=0.2, with_questions=False)
+    log = write_log(tmp_path / "log.jsonl", *turns("s", (0, [9, 8, 7], [6, 5]), (5, [40, 41], [42]), target=target))
+    plan = Plan(roots=(str(sources),), sources=24, recorded=(str(log),), held_out_share=0.2, with_questions=False)
     manifest = plan_corpus(corpus, plan, target=target)
     assert manifest["splits"]["train"] > manifest["splits"]["held_out"] > 0
-    build_corpus(corpus, target=target, taps=3, max_new=12, max_prompt=900, slots=6)
+    built = build_corpus(corpus, target=target, taps=3, max_new=12, max_prompt=900, slots=6)["built"]
     shards = open_shards(corpus / "train")
-    assert sum(len(shard.conversations) for shard in shards) > 5
+    assert sum(len(shard.conversations) for shard in shards) == built["train"]["conversations"] > 5
+    assert built["train"]["digests"] == {shard.name: shard.digest() for shard in shards}
+    assert sum(side["kinds"].get("session", 0) for side in built.values()) == 1
+    everything = [*shards, *open_shards(corpus / "held_out")]
+    (recorded,) = (
+        shard.conversation(i)
+        for shard in everything
+        for i, labels in enumerate(shard.conversations)
+        if labels.source == "session: s"
+    )
+    assert recorded.ids.tolist() == [9, 8, 7, 6, 5, 40, 41, 42]
+    assert recorded.spans == ((3, 5), (7, 8))
+    with pytest.raises(InvalidRequest, match="no switch for thinking"):
+        plan_corpus(tmp_path / "other", replace(plan, thinking_share=0.5), target=target)
 
     config = tmp_path / "run.toml"
     config.write_text(
@@ -72,6 +88,9 @@ def test_a_drafter_is_planned_built_trained_and_measured(model: Path, sources: P
     card = train(config, tmp_path / "run", rows.append)
     assert card["steps"] == 30
     assert sum("held_out_tau" in row for row in rows) == 2
+    assert card["tau"] == rows[-1]["held_out_tau"]
+    assert card["acceptance"] == rows[-1]["held_out_rates"]
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
@@ -81,8 +100,10 @@ def test_a_drafter_is_planned_built_trained_and_measured(model: Path, sources: P
         )
     )
     found = evaluate(str(tmp_path / "run" / "drafter"), prompts, target=target, dtype="fp32", max_new=16)
-    assert set(found) >= {"all", "edit", "log"}
-    assert 1 <= found["all"]["tau"] <= 8
-    assert sum(found["all"]["advances"]) == found["all"]["rounds"] > 0
+    rows = {(row["by"], row["group"]): row for row in found.rows()}
+    assert rows.keys() >= {("all", "everything"), ("prompt", "edit"), ("prompt", "log"), ("context", "under 512")}
+    assert 1 <= rows["all", "everything"]["tau"] <= 8
+    assert found.speed()["speedup"] > 0
+    assert found.speed()["tau"] == pytest.approx(rows["all", "everything"]["tau"], abs=1e-3)
     with pytest.raises(InvalidRequest, match="no shipped drafter fits"):
         evaluate("auto", prompts, target=target, dtype="fp32")

@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from dlite_agent.decode.kv import KVPool
-from dlite_agent.decode.rounds import Decoder
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.target import Rows, Target
-from dlite_agent.train.evaluate import Acceptance, decode, replay
+from dlite_agent.train.evaluate import Acceptance, replay
 from dlite_agent.train.settings import Settings, Shape
 from dlite_agent.train.start import draft_vocabulary, low_rank, mean_next_state
 from dlite_agent.train.store import open_shards
 from dlite_agent.train.trainer import TargetTables, Trainer
-from tests.train.conftest import TAPS, encode, requests
+from tests.train.conftest import TAPS
 
 K = 4
 
@@ -68,23 +67,6 @@ def test_replayed_rounds_are_those_of_real_greedy_decoding(
             kv.free()
     assert {i: n for i, n in enumerate(found["all"].advances) if n} == dict(advances)
     assert found["all"].rounds == sum(advances.values()) == found["code"].rounds + found["prose"].rounds
-
-
-def test_real_decoding_agrees_with_the_replay_and_accounts_for_every_token(
-    drafter: Drafter, held_out_cache: Path, target: Target, tables: TargetTables
-) -> None:
-    asked = requests(6, name="held", temperature=0.0)
-    pool = KVPool(target.spec, dtype=torch.float32, device=target.device, budget_bytes=1 << 22, max_positions=256)
-    found = decode(Decoder(target, drafter, pool), asked, encode, max_new=24)
-    replayed = replay(drafter, open_shards(held_out_cache), tables.embedding)
-    assert set(found) == {"code", "prose", "all", "without loops"}
-    assert abs(found["all"].tau - replayed["all"].tau) < 0.2
-    tokens = sum((i + 1) * n for i, n in enumerate(found["all"].advances))
-    assert len(asked) * 12 < tokens <= len(asked) * 23
-    assert found["without loops"].rounds <= found["all"].rounds == found["code"].rounds + found["prose"].rounds
-    assert pool.free == pool.capacity
-    with pytest.raises(InvalidRequest, match="needs a drafter"):
-        decode(Decoder(target, None, pool), asked, encode)
 
 
 def test_acceptance_counts_positions_given_all_before_them() -> None:

@@ -38,7 +38,7 @@ def _batch(cache: Path, model: Drafter, count: int = 12) -> Batch:
 
 
 def _objective(cache: Path, model: Drafter, tables: TargetTables, **changes: object) -> Objective:
-    return Objective(run_settings(cache, **changes), model, tables.embedding, None)
+    return Objective(replace(run_settings(cache), **changes), model, tables.embedding, None)
 
 
 def test_stages_follow_one_another_and_the_blend_is_a_cosine() -> None:

@@ -21,7 +21,7 @@ from dlite_agent.train.teacher import Teacher
 from dlite_agent.train.trainer import TargetTables, Trainer
 from tests.train.conftest import run_settings
 
-STEPS = 20
+STEPS = 12
 ROUTES: dict[str, dict[str, Any]] = {
     "direct": {"scheduled_sampling": 0.3, "short_block": 3},
     "teacher": {"history": {"window": 6}},
