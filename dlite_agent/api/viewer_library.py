@@ -78,7 +78,7 @@ class Library:
         if kind == "run":
             return await self._run(ref, self._runs.get(owner, rest))
         name, _, number = rest.rpartition("~")
-        if not number.isdigit():
+        if not number.isdecimal():
             raise NotFound(f"There is no session {ref!r}.", param="session")
         if kind == "shipped" and name in (files := self._shipped_files()):
             path = files[name]
@@ -118,7 +118,7 @@ class Library:
                 if not {entry.session, entry.name} & own
             ),
             *(
-                {"ref": f"file~{token}~{i}", "kind": "file", "name": f"{file.name}", "used": None, "in_flight": False}
+                {"ref": f"file~{token}~{i}", "kind": "file", "name": file.name, "used": None, "in_flight": False}
                 for token, file in reversed(self._files.items())
                 if file.owner == owner
                 for i in range(len(file.shown))

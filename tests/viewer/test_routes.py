@@ -99,6 +99,7 @@ def test_sessions_and_files_of_one_key_do_not_exist_for_another(server: Live) ->
         ("session", {"ref": "live~nothing"}, 404),
         ("session", {"ref": "file~gone~0"}, 404),
         ("session", {"ref": "file~gone~x"}, 404),
+        ("session", {"ref": "file~gone~²"}, 404),
         ("session", {"ref": "shipped~../../pyproject~0"}, 404),
         ("session", {"ref": ""}, 400),
         ("session", {}, 400),
