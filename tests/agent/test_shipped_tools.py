@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +283,17 @@ def test_a_whole_task_in_the_sandbox(tmp_path: Path) -> None:
     assert submission.answer == "two is 3 now"
     assert "+two = 3" in submission.patch
     assert git(workspace, "log", "--format=%s") == "first: add a\n"
+
+
+def test_edits_of_one_file_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    """A model may change a file twice in one turn, and calls of a turn run together."""
+    workspace = workspace_in(tmp_path)
+    (workspace / "a.txt").write_text("".join(f"line {number:02}\n" for number in range(12)))
+    call = tools_on(tmp_path)
+
+    def change(number: int) -> int:
+        return call("replace_text", path="a.txt", old=f"line {number:02}\n", new=f"changed {number:02}\n")[0]
+
+    with ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(change, range(12))) == {0}
+    assert (workspace / "a.txt").read_text() == "".join(f"changed {number:02}\n" for number in range(12))

@@ -5,12 +5,15 @@ workspace and out of `.git`; what the file system allows beyond that is the sand
 """
 
 import argparse
+import contextlib
 import difflib
+import fcntl
 import hashlib
 import os
 import re
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 MAX_BYTES = 10 << 20
@@ -35,6 +38,14 @@ class Target:
             raise Refused(f"{given} is inside .git, which is not edited by hand.")
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:24]
         self.history = Path(os.environ.get("HOME", "/root")) / ".dlite" / "undo" / name
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Calls of one turn run together; two of them that change one file do so one after the other."""
+        self.history.mkdir(parents=True, exist_ok=True)
+        with (self.history / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def read(self) -> bytes | None:
         try:
@@ -62,7 +73,6 @@ class Target:
     def write(self, before: bytes | None, after: bytes) -> None:
         """Change the file, and remember how it was and what it became."""
         self.store(after)
-        self.history.mkdir(parents=True, exist_ok=True)
         number = len(list(self.history.glob("*.before")))
         (self.history / f"{number:06}.before").write_bytes(ABSENT if before is None else before)
         (self.history / f"{number:06}.after").write_bytes(after)
@@ -102,8 +112,7 @@ def show(path: str, before: str, after: str) -> None:
     sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
 
 
-def replace(options: argparse.Namespace) -> None:
-    target = Target(options.path)
+def replace(target: Target, options: argparse.Namespace) -> None:
     before = target.require()
     content = decode(before)
     old, new = (with_line_ends_of(content, text) for text in (options.old, options.new))
@@ -143,8 +152,7 @@ def near_miss(content: str, old: str) -> str:
     return ""
 
 
-def insert(options: argparse.Namespace) -> None:
-    target = Target(options.path)
+def insert(target: Target, options: argparse.Namespace) -> None:
     before = target.require()
     content = decode(before)
     # Not splitlines, which would also split at form feeds and the like.
@@ -162,16 +170,14 @@ def insert(options: argparse.Namespace) -> None:
     show(options.path, content, after)
 
 
-def create(options: argparse.Namespace) -> None:
-    target = Target(options.path)
+def create(target: Target, options: argparse.Namespace) -> None:
     if target.path.is_dir() or target.read() is not None:
         raise Refused(f"{options.path} exists; replace_text and insert_text change files.")
     target.write(None, encode(options.text))
     show(options.path, "", options.text)
 
 
-def undo(options: argparse.Namespace) -> None:
-    target = Target(options.path)
+def undo(target: Target, options: argparse.Namespace) -> None:
     kept = sorted(target.history.glob("*.before"))
     if not kept:
         raise Refused(f"There is no change to {options.path} to undo.")
@@ -204,7 +210,10 @@ def main() -> int:
     for name in names:
         parser.add_argument(f"--{name}", required=True, type=int if name == "after" else str)
     try:
-        run(parser.parse_args(sys.argv[2:]))
+        options = parser.parse_args(sys.argv[2:])
+        target = Target(options.path)
+        with target.alone():
+            run(target, options)
     except Refused as refusal:
         print(f"Refused: {refusal}")
         return 1
