@@ -147,7 +147,7 @@ def test_short_blocks_do_not_depend_on_mates(target: Target) -> None:
     decoder = Decoder(target, drafter, pool_for(target))
 
     def begin(window: int) -> Turn:
-        params = SamplingParams(temperature=0.9, seed=window, verification="rejection")
+        params = SamplingParams(temperature=3.0, seed=window, verification="rejection")
         return decoder.begin(decoder.open(), prompt(9), params, max_new_tokens=60, verify_window=window)
 
     alone = []
