@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,8 +23,8 @@ TOOLS = load_bundles([content_dir("tools") / name for name in ("files", "edit", 
 Call = Callable[..., tuple[int, str]]
 
 
-def tools_on(folder: Path) -> Call:
-    """The tools as programs, without a sandbox around them; the last test has one."""
+def tools_on(folder: Path, **options: Any) -> Call:
+    """The tools as programs, without a sandbox around them; one test below has one."""
     search = ":".join(sorted({str(tool.bundle / "bin") for tool in TOOLS.values()}))
     environment = {
         "PATH": f"{search}:/usr/bin:/bin",
@@ -34,8 +35,8 @@ def tools_on(folder: Path) -> Call:
 
     def call(name: str, **arguments: Any) -> tuple[int, str]:
         command = ["bash", "-c", TOOLS[name].shell_line(arguments)]
-        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": environment}
-        done = subprocess.run(command, cwd=workspace_in(folder), **options)
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": environment}
+        done = subprocess.run(command, cwd=workspace_in(folder), **pipes, **options)
         return done.returncode, done.stdout.decode()
 
     return call
@@ -297,3 +298,18 @@ def test_edits_of_one_file_at_the_same_time_are_all_kept(tmp_path: Path) -> None
     with ThreadPoolExecutor(12) as pool:
         assert set(pool.map(change, range(12))) == {0}
     assert (workspace / "a.txt").read_text() == "".join(f"changed {number:02}\n" for number in range(12))
+
+
+def test_a_file_of_one_gigabyte_is_looked_at_in_little_memory(tmp_path: Path) -> None:
+    big = workspace_in(tmp_path) / "big.log"
+    with big.open("wb") as file:
+        file.write(b"needle here\n" * 400)
+        file.truncate(1 << 30)
+        file.seek(0, 2)
+        file.write(b"\nlast needle\n")
+    limit = (256 << 20, 256 << 20)
+    call = tools_on(tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, limit))
+    _, text = call("view_file", path="big.log", start=400)
+    assert text.splitlines()[1:3] == ["   400  needle here", f"   401  {chr(0) * 500} [... 1048076 more characters]"]
+    code, text = call("grep_files", pattern="^last")
+    assert (code, text) == (0, "big.log:402:last needle\n[1 matches in 1 files]\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 MAX_LINES = 400
 MAX_WIDTH = 500
+MAX_LINE = 1 << 20
 MAX_FOUND = 200
 MAX_ENTRIES = 300
 SKIPPED = {".git", ".hg", "node_modules", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -45,6 +46,15 @@ def clip(line: str) -> str:
     return line if len(line) <= MAX_WIDTH else f"{line[:MAX_WIDTH]} [... {len(line) - MAX_WIDTH} more characters]"
 
 
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a file; of one that is longer than `MAX_LINE` only that much, so that no file fills the memory."""
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        while line := file.readline(MAX_LINE):
+            yield line
+            while not line.endswith("\n") and line:
+                line = file.readline(MAX_LINE)
+
+
 def view() -> int:
     parser = argparse.ArgumentParser(prog="view_file")
     parser.add_argument("--path", required=True)
@@ -63,10 +73,9 @@ def view() -> int:
     if is_binary(path):
         return fail(f"{path} is binary ({path.stat().st_size} bytes).")
     shown, total = [], 0
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for total, line in enumerate(file, 1):
-            if options.start <= total < options.start + options.lines:
-                shown.append(f"{total:6}  {clip(line)}")
+    for total, line in enumerate(lines_of(path), 1):
+        if options.start <= total < options.start + options.lines:
+            shown.append(f"{total:6}  {clip(line)}")
     if not shown and total:
         return fail(f"{path} has only {total} lines.")
     last = options.start + len(shown) - 1
@@ -136,12 +145,11 @@ def grep() -> int:
         try:
             if is_binary(path):
                 continue
-            with path.open(encoding="utf-8", errors="replace") as file:
-                for number, line in enumerate(file, 1):
-                    if pattern.search(line):
-                        count += 1
-                        if count <= MAX_FOUND:
-                            print(f"{path}:{number}:{clip(line)}")
+            for number, line in enumerate(lines_of(path), 1):
+                if pattern.search(line):
+                    count += 1
+                    if count <= MAX_FOUND:
+                        print(f"{path}:{number}:{clip(line)}")
         except OSError as error:
             print(f"{path}: {error.strerror}")
         files += count > before
