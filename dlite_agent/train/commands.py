@@ -63,8 +63,13 @@ def plan_corpus(corpus: Path, plan: Plan, *, target: str) -> dict[str, Any]:
 def write_corpus(corpus: Path, plan: Plan, requests: Sequence[Request], target: str) -> dict[str, Any]:
     """Write a corpus folder's plan, manifest and id counts; returns the manifest."""
     template = _template(target)
-    manifest = write_plan(corpus, plan, requests)
     vocab_size = ModelSpec.from_folder(resolve(target)).vocab_size
+    for request in requests:
+        if max(request.ids, default=0) >= vocab_size:
+            raise InvalidRequest(
+                f"{request.source} has ids that this target lacks: it was recorded with another", param="sessions"
+            )
+    manifest = write_plan(corpus, plan, requests)
     with atomic_file(corpus / ID_COUNTS) as file:
         np.save(file, count_ids(requests, partial(_rendered, template), vocab_size))
     return manifest

@@ -1,4 +1,4 @@
-"""What a step minimises: losses against the target, against a teacher, or a blend, as the route's stage says."""
+"""What a step minimises, and how fast: losses against the target, a teacher, or both, as the route's stage says."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ from dlite_agent.train.teacher import Teacher
 
 WHOLE_STEPS = 5
 """With short blocks, every so many steps are on whole ones."""
+
+
+def learning_rate(settings: Settings, step: int) -> float:
+    """Linear warm-up, then cosine to `final` times the peak."""
+    optimizer = settings.optimizer
+    if step < optimizer.warmup:
+        return optimizer.lr * (step + 1) / optimizer.warmup
+    done = (step - optimizer.warmup) / max(settings.steps - optimizer.warmup, 1)
+    floor = optimizer.final
+    return optimizer.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 @dataclass(frozen=True)

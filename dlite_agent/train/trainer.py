@@ -27,7 +27,7 @@ from dlite_agent.train.anchors import Anchors, Batch, Examples, tap_columns
 from dlite_agent.train.checkpoint import METRICS, cut_metrics, read_checkpoint, write_checkpoint
 from dlite_agent.train.evaluate import replay
 from dlite_agent.train.losses import accepted, position_weights, top_losses, weighted_mean
-from dlite_agent.train.objective import Objective, stage
+from dlite_agent.train.objective import Objective, learning_rate, stage
 from dlite_agent.train.parallel import Processes
 from dlite_agent.train.settings import Settings
 from dlite_agent.train.start import draft_vocabulary, initialise, statistics
@@ -58,16 +58,6 @@ class TargetTables:
         embedding = weights["model.embed_tokens.weight"].float()
         head = embedding if spec.tied_head else weights["lm_head.weight"].float()
         return cls(spec, fingerprint(folder), embedding, head)
-
-
-def learning_rate(settings: Settings, step: int) -> float:
-    """Linear warm-up, then cosine to `final` times the peak."""
-    optimizer = settings.optimizer
-    if step < optimizer.warmup:
-        return optimizer.lr * (step + 1) / optimizer.warmup
-    done = (step - optimizer.warmup) / max(settings.steps - optimizer.warmup, 1)
-    floor = optimizer.final
-    return optimizer.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 class Trainer:
@@ -125,10 +115,13 @@ class Trainer:
             self.optimizer.load_state_dict(saved["optimizer"])
             self.rng.set_state(saved["rng"])
             self.step = saved["step"]
+            self._tau = saved.get("tau", {})
         if self.processes.first:
             cut_metrics(run, self.step)
         self.objective = Objective(settings, self.drafter, self.embedding, self.teacher)
         self._use(self.shards)
+        if self.held_out:
+            self._held_out_sample()  # what cannot be measured is refused before the first step
 
     def _check_data(self) -> None:
         header, spec = self.shards[0].header, self.tables.spec
@@ -349,9 +342,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, Any]:
         """The held-out cache: the figures of a training batch and, on its greedy answers, acceptance (see `replay`)."""
-        examples = Examples(self.held_out, self.drafter)
-        share = self.settings.generated_share
-        anchors = examples.pick(HELD_OUT_ANCHORS, generated_share=share, rng=torch.Generator().manual_seed(0))
+        examples, anchors = self._held_out_sample()
         figures = self._figures(examples.gather(anchors).to(self.processes.device))
         row: dict[str, Any] = {"step": self.step} | {f"held_out_{name}": value for name, value in figures.items()}
         if any(labels.temperature == 0 for shard in self.held_out for labels in shard.conversations):
@@ -364,6 +355,12 @@ class Trainer:
             self._tau = {"tau": row["held_out_tau"], "acceptance": row["held_out_rates"], "at_step": self.step}
         return row
 
+    def _held_out_sample(self) -> tuple[Examples, Anchors]:
+        """The held-out anchors that are measured like a training batch, the same each time."""
+        examples, share = Examples(self.held_out, self.drafter), self.settings.generated_share
+        rng = torch.Generator().manual_seed(0)
+        return examples, examples.pick(HELD_OUT_ANCHORS, generated_share=share, rng=rng)
+
     def save(self) -> None:
         """Write the checkpoint and the drafter with its card."""
         state = {
@@ -373,6 +370,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "rng": self.rng.get_state(),
             "step": self.step,
+            "tau": self._tau,
         }
         write_checkpoint(self.run_dir, state, self.drafter, self.card())
 

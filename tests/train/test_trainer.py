@@ -14,8 +14,9 @@ from dlite_agent.errors import CheckpointError, InvalidRequest, ModelError
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.target import Target
 from dlite_agent.train.collect import build_cache
+from dlite_agent.train.objective import learning_rate
 from dlite_agent.train.settings import Optimizer, Settings, Shape, read_settings
-from dlite_agent.train.trainer import TargetTables, Trainer, learning_rate
+from dlite_agent.train.trainer import TargetTables, Trainer
 from tests.train.conftest import collector, requests, run_settings
 
 SHAPE = run_settings(Path()).shape
