@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dlite_agent.config import DEFAULT_TARGET_NAME, ModelSettings, Settings
 from dlite_agent.errors import DliteError, InvalidRequest
 from dlite_agent.options import Device, DrafterOption, Dtype, Target, Threads
+
+if TYPE_CHECKING:
+    from dlite_agent.agent.runs import RunsSettings
 
 Event = tuple[str, dict[str, Any]]
 
@@ -28,6 +32,7 @@ def run(
     max_turns: Annotated[int, typer.Option(help="Turns until the run ends.")] = 50,
     bundle: Annotated[list[str] | None, typer.Option(help="Tool bundles by name; all that ship by default.")] = None,
     bundles_dir: Annotated[list[Path] | None, typer.Option(help="A folder of further bundles.")] = None,
+    mcp: Annotated[list[str] | None, typer.Option(help="Command of an MCP server (stdio) whose tools to add.")] = None,
     tool_choice: Annotated[str, typer.Option(help="required (every turn calls) or auto.")] = "required",
     parallel: Annotated[bool, typer.Option(help="Allow several calls in a turn.")] = True,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of one turn.")] = None,
@@ -44,7 +49,9 @@ def run(
     threads: Threads = None,
 ) -> None:
     """Work on a task in a repository until it is done or a limit is reached, with tools in a sandbox."""
+    from dlite_agent.agent.mcp_bundle import McpServer
     from dlite_agent.agent.run_spec import BUNDLES, SMALL_MODEL, SMALL_OUTPUT
+    from dlite_agent.agent.runs import RunsSettings
 
     if (task is None) != (repo is None):
         raise InvalidRequest("give --task together with --repo", param="repo")
@@ -63,13 +70,16 @@ def run(
         body |= {"limits": limits, "sandbox": sandbox}
     if server is not None:
         assert body is not None
+        if mcp or bundles_dir:
+            raise InvalidRequest("--mcp and --bundles-dir are for runs in this process", param="server")
         events = _remote(server.rstrip("/"), api_key, body)
     else:
         settings = Settings(
             model=ModelSettings(target=target, drafter=drafter, dtype=dtype, device=device, threads=threads),
             data_dir=data_dir,
         )
-        events = _local(settings, body, repo, tuple(bundles_dir or ()))
+        servers = tuple(McpServer(f"mcp-{i}", shlex.split(line)) for i, line in enumerate(mcp or (), 1))
+        events = _local(settings, body, RunsSettings(_roots(repo), tuple(bundles_dir or ()), servers))
     try:
         end = asyncio.run(_watch(events))
     except KeyboardInterrupt:
@@ -105,19 +115,25 @@ async def _watch(events: AsyncGenerator[Event, None]) -> str:
     return str(about["state"])
 
 
-async def _local(
-    settings: Settings, body: dict[str, Any] | None, repo: Path | None, bundles: tuple[Path, ...]
-) -> AsyncGenerator[Event, None]:
+def _roots(repo: Path | None) -> tuple[Path, ...]:
+    """Where the run may work; one that goes on keeps the workspace it had."""
+    return (Path("/"),) if repo is None else (repo.resolve(),)
+
+
+async def _local(settings: Settings, body: dict[str, Any] | None, agents: RunsSettings) -> AsyncGenerator[Event, None]:
     """A run in this process, on an engine of its own."""
+    from pydantic import ValidationError
+
     from dlite_agent.agent.run_spec import RunSpec
-    from dlite_agent.agent.runs import RunsSettings
     from dlite_agent.api.app import build_app
+    from dlite_agent.api.problems import from_pydantic
     from dlite_agent.api.runs import card, follow
 
-    spec = None if body is None else RunSpec.model_validate(body)
-    # A run that goes on keeps the workspace it had.
-    roots = (Path("/"),) if repo is None else (repo.resolve(),)
-    allowed = RunsSettings(roots=roots, bundles=bundles, allow_plain=spec is not None and spec.sandbox == "plain")
+    try:
+        spec = None if body is None else RunSpec.model_validate(body)
+    except ValidationError as error:
+        raise from_pydantic(error) from error
+    allowed = replace(agents, allow_plain=spec is not None and spec.sandbox == "plain")
     with tempfile.TemporaryDirectory() as folder:
         if settings.data_dir is None:
             settings = replace(settings, data_dir=Path(folder))

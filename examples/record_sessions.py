@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ INSTRUCTIONS = (
 class Recipe:
     """How one session is made. The first of `SEEDS` whose run has at least `LEAST_TURNS` turns is taken.
 
-    kill_after: turns after which the first process is killed.
+    kill_after: turns after which the first process is killed. bundles: in place of the task's own; without `submit`
+    the run goes on to its turn limit, where this model would hand in an answer before it has looked.
     """
 
     task: str
@@ -47,6 +48,7 @@ class Recipe:
     parallel: bool = False
     output_bytes: int = SMALL_OUTPUT
     kill_after: int | None = None
+    bundles: tuple[str, ...] = ()
     model: dict[str, Any] = field(default_factory=dict)
 
     def options(self, seed: int) -> dict[str, Any]:
@@ -56,7 +58,7 @@ class Recipe:
 
 
 RECIPES = {
-    "parallel-tools": Recipe("parallel_read", parallel=True, model={"max_tokens": 240}),
+    "parallel-tools": Recipe("parallel_read", turns=5, parallel=True, bundles=("files",)),
     "failing-test": Recipe("failing_test", turns=10),
     "log-hunt": Recipe("log_hunt"),
     "long-read": Recipe("long_read", turns=12, output_bytes=3000),
@@ -78,7 +80,8 @@ async def work(runs: Runs, recipe: Recipe, seed: int, folder: Path) -> AgentRun:
 
 
 def _task(recipe: Recipe) -> Task:
-    return next(task for task in tasks() if task.name == recipe.task)
+    task = next(task for task in tasks() if task.name == recipe.task)
+    return replace(task, bundles=recipe.bundles) if recipe.bundles else task
 
 
 async def record(names: list[str], folder: Path, out: Path) -> None:

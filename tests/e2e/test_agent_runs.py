@@ -49,6 +49,16 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Clien
         process.communicate()
 
 
+def watched(url: str, repo: str) -> str:
+    """What `dlite-agent run` prints of a run of one turn."""
+    command = [sys.executable, "-W", "ignore", "-m", "dlite_agent.cli", "run", "--server", url, "--repo", repo]
+    command += ["--task", "Which version is this?", "--bundle", "files", "--bundle", "submit", "--max-turns", "1"]
+    environment = os.environ | {"DLITE_API_KEY": "a-long-key"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+    assert done.returncode in (0, 2), done.stderr[-3000:]
+    return done.stdout
+
+
 def wait(client: httpx.Client, path: str, until: Any) -> dict[str, Any]:
     end = time.monotonic() + 240
     while True:
@@ -73,6 +83,11 @@ def test_a_killed_server_goes_on_with_its_runs(tmp_path: Path) -> None:
         assert client.post("/v1/agents/runs", json=body, headers={"idempotency-key": "k"}).json()["id"] == run["id"]
         assert httpx.get(str(client.base_url) + path).status_code == 401
         ended = wait(client, path, lambda run: run["state"] in LEGAL)
+        task.prepare(tmp_path / "shown")
+        shown = watched(str(client.base_url), "shown")
+    assert "turn 0: prompt " in shown
+    assert "tokens/s, tau " in shown
+    assert shown.splitlines()[-1].startswith(("turn_limit: 1 turns, ", "answer:")) or "submitted: 1 turns" in shown
     assert ended["restarts"] == 1
     log = read_log(tmp_path / "data" / "runs" / run["id"] / "events.jsonl")
     assert [event.session for event in log.events if isinstance(event, Outage)] == [run["id"]]
