@@ -58,7 +58,7 @@ class Recipe:
 
 
 RECIPES = {
-    "parallel-tools": Recipe("parallel_read", turns=5, parallel=True, bundles=("files",)),
+    "parallel-tools": Recipe("parallel_read", parallel=True, model={"max_tokens": 240}),
     "failing-test": Recipe("failing_test", turns=10),
     "log-hunt": Recipe("log_hunt"),
     "long-read": Recipe("long_read", turns=12, output_bytes=3000),
