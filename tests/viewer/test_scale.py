@@ -46,7 +46,8 @@ INTERACTIONS = {
 
 
 def typical(page: Page, work: str) -> float:
-    return statistics.median(page.evaluate(MEASURE % work))
+    """Milliseconds of the quicker quarter: a busy machine delays any frame now and then."""
+    return statistics.quantiles(page.evaluate(MEASURE % work), n=4)[0]
 
 
 @pytest.fixture(scope="module")
