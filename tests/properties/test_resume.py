@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from dlite_agent.decode.jobs import Piece
 from dlite_agent.decode.rounds import Decoder
@@ -159,7 +160,11 @@ class LiveSessions(RuleBasedStateMachine):
         self.replicas[place] = self.start(place)
 
 
+LIMITS: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 TestLiveSessions = LiveSessions.TestCase
-TestLiveSessions.settings = settings(
-    max_examples=5, stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestLiveSessions.settings = settings(max_examples=3, stateful_step_count=8, **LIMITS)
+
+
+@pytest.mark.soak
+def test_many_more() -> None:
+    run_state_machine_as_test(LiveSessions, settings=settings(max_examples=100, stateful_step_count=25, **LIMITS))
