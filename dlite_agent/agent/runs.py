@@ -328,6 +328,8 @@ class Runs:
                 await tools.close()
 
         run.task = asyncio.create_task(work(), name=run.id)
+        # Watchers leave once nothing works on the run, so they have to hear of that moment.
+        run.task.add_done_callback(lambda _: run.log.signal("state"))
 
 
 def known_bundles(more: Sequence[Path] = ()) -> dict[str, Path]:
