@@ -184,16 +184,23 @@ class Run:
                 choice = self.choices[index]
                 if deltas := choice.finish():
                     yield Chunk(index, deltas)
-                choice.answer = await self._complete(choice, reply)
-                yield choice.answer
+                answer = self._answer(choice, reply)
+                if index == 0:
+                    # A commit that has begun comes to its end, whether or not somebody still waits for the answer.
+                    self._saving = asyncio.get_running_loop().create_task(self._commit(answer, reply))
+                    while not (await asyncio.wait({self._saving}, timeout=pause))[0]:
+                        yield Waiting(*self._progress)
+                    self._saving.result()
+                choice.answer = answer
+                yield answer
             elif isinstance(reply, Failed):
                 self._fail(reply.error, reply.figures)
                 raise reply.error
 
-    async def _complete(self, choice: Choice, reply: Finished) -> Answer:
+    def _answer(self, choice: Choice, reply: Finished) -> Answer:
         calls = [] if choice.parser is None else choice.parser.calls
         stopped = "stop" if reply.reason in ("eos", "stop") else "length"
-        answer = Answer(
+        return Answer(
             index=choice.index,
             message=choice.message(),
             calls=calls,
@@ -205,11 +212,6 @@ class Run:
             scores=tuple(choice.scores),
             figures=reply.figures,
         )
-        if choice.index == 0:
-            # A commit that has begun comes to its end, whether or not somebody still waits for the answer.
-            self._saving = asyncio.get_running_loop().create_task(self._commit(answer, reply))
-            await asyncio.shield(self._saving)
-        return answer
 
     async def _commit(self, answer: Answer, reply: Finished) -> None:
         """The turn is durable first, then known here: only then may the response end."""

@@ -14,13 +14,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
 
 from dlite_agent.config import SchedulerSettings
+from dlite_agent.decode.elsewhere import Elsewhere
 from dlite_agent.decode.jobs import (
     Failed,
     Finished,
@@ -31,7 +32,6 @@ from dlite_agent.decode.jobs import (
     PrefillFact,
     RoundFact,
     Started,
-    Tier,
     TurnFigures,
 )
 from dlite_agent.decode.load import Runtime
@@ -40,12 +40,10 @@ from dlite_agent.decode.scheduler import Scheduler, past_deadline, victim
 from dlite_agent.decode.state import Turn
 from dlite_agent.decode.states import States
 from dlite_agent.decode.text import TextStream
-from dlite_agent.decode.vault import Fetched, Read, Vault
+from dlite_agent.decode.vault import Vault
 from dlite_agent.errors import DliteError, KVExhausted
 
 log = logging.getLogger(__name__)
-_READERS = 2
-"""Threads that read stored states. More would only fight for the same disk and cores."""
 _POLL_S = 0.05
 _T = TypeVar("_T")
 
@@ -115,9 +113,6 @@ class Engine:
         self._observer = observer
         self._scheduler = Scheduler(settings)
         self._inbox: queue.SimpleQueue[_Cancel | _Release | Callable[[], None] | None] = queue.SimpleQueue()
-        self._vault: Vault | None = None
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="dlite-read")
-        self._reading: dict[str, Job] = {}
         self._leaving: set[str] = set()
         self._followers: dict[str, list[Job]] = {}
         self._followers_lock = threading.Lock()
@@ -127,6 +122,7 @@ class Engine:
         self._thread = threading.Thread(target=self._main, name="dlite-engine", daemon=True)
         self._loaded: Future[Runtime] = Future()
         self._states: States
+        self._elsewhere: Elsewhere
         self._steps = self._preemptions = 0
 
     # From any thread.
@@ -139,12 +135,7 @@ class Engine:
     def attach(self, vault: Vault) -> None:
         """Keep states that leave the device in a vault, and look there for those that are not on it. To be called
         once, after `start`."""
-
-        def take() -> None:
-            vault.attach(self._states, self._inbox.put)
-            self._vault = vault
-
-        self._inbox.put(take)
+        self._inbox.put(lambda: self._elsewhere.attach(vault))
 
     def submit(self, generation: Generation, *others: Generation) -> None:
         """Queue a generation; replies follow until one is `Finished` or `Failed`.
@@ -195,8 +186,8 @@ class Engine:
         """The session waits for a tool or for its user (named "user") from now on."""
 
         def wait() -> None:
-            if self._vault is not None and key not in self._in_use():
-                self._vault.paused(key, tool)
+            if key not in self._in_use():
+                self._elsewhere.paused(key, tool)
 
         self._inbox.put(wait)
 
@@ -241,6 +232,7 @@ class Engine:
         self._decoder: Decoder = runtime.decoder
         self._tokenizer = runtime.tokenizer
         self._states = States(runtime.decoder, share_all=self.settings.share_prefixes)
+        self._elsewhere = Elsewhere(self._states, self._inbox.put, self._scheduler.requeue, self._evict)
         self._publish()
         self._loaded.set_result(runtime)
         while self._stop_at is None or self._busy():
@@ -254,11 +246,11 @@ class Engine:
                 self._step()
             self._publish()
         self._receive()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._elsewhere.close()
         self._states.clear()
 
     def _busy(self) -> bool:
-        return bool(self._scheduler.running) or self._scheduler.depth()[0] > 0 or bool(self._reading)
+        return bool(self._scheduler.running) or self._scheduler.depth()[0] > 0 or bool(self._elsewhere.jobs)
 
     def _publish(self) -> None:
         pool = self._decoder.pool
@@ -287,16 +279,15 @@ class Engine:
                 self._release(message.key)
             elif message is not None:
                 message()
-        if self._vault is not None and self._vault.next_due() <= time.monotonic():
-            self._vault.tick()
+        self._elsewhere.tick()
 
     def _patience(self) -> float | None:
         """Seconds to wait for a message; None for ever."""
         if self._scheduler.running or self._scheduler.depth()[0]:
             return 0
         if self._stop_at is not None:
-            return _POLL_S if self._reading else 0
-        due = math.inf if self._vault is None else self._vault.next_due()
+            return _POLL_S if self._elsewhere.jobs else 0
+        due = self._elsewhere.next_due()
         return None if due == math.inf else max(min(due - time.monotonic(), threading.TIMEOUT_MAX), 0)
 
     def _cancel(self, generation_id: str) -> None:
@@ -304,7 +295,7 @@ class Engine:
         job = self._scheduler.withdraw(generation_id) or next(
             (job for job in self._scheduler.running if job.generation.id == generation_id), None
         )
-        job = job or self._reading.pop(generation_id, None) or self._take_follower(generation_id)
+        job = job or self._elsewhere.jobs.pop(generation_id, None) or self._take_follower(generation_id)
         if job is None:
             return
         self._undo(job, error)
@@ -324,15 +315,15 @@ class Engine:
             return
         self._leaving.discard(key)
         self._states.drop(key)
-        if self._vault is not None:
-            self._vault.dropped(key)
+        self._elsewhere.dropped(key)
 
     def _in_use(self) -> set[str]:
-        return {job.generation.key for job in (*self._scheduler.running, *self._reading.values())}
+        return {job.generation.key for job in (*self._scheduler.running, *self._elsewhere.jobs.values())}
 
     def _expire(self, now: float) -> None:
         late = [job for job in self._scheduler.running if past_deadline(job, now)] + self._scheduler.expired(now)
-        late += [self._reading.pop(name) for name, job in list(self._reading.items()) if past_deadline(job, now)]
+        reading = self._elsewhere.jobs
+        late += [reading.pop(name) for name, job in list(reading.items()) if past_deadline(job, now)]
         for job in late:
             seconds = now - job.figures.queued
             self._undo(job, DeadlineExceeded(f"not done after {seconds:.1f} s: ask for less, or retry later"))
@@ -357,7 +348,7 @@ class Engine:
         generation = job.generation
         now = time.monotonic()
         if job.turn is None:
-            if self._look_elsewhere(job):
+            if self._elsewhere.wants_reading(job):
                 return
             self._open(job)
         else:
@@ -370,7 +361,7 @@ class Engine:
     def _open(self, job: Job) -> None:
         generation, figures, decoder = job.generation, job.figures, self._decoder
         figures.admitted = figures.admitted or time.monotonic()
-        job.placed = self._place(job) or job.placed
+        self._elsewhere.place(job)
         tier, reason = self._states.restore(generation)
         tier, figures.reason = job.placed or (tier, reason or generation.unstored)
         state = self._states[generation.key]
@@ -400,61 +391,6 @@ class Engine:
         figures.restored = time.monotonic()
         generation.reply(Started(figures.cached_tokens, figures.tier))
 
-    def _look_elsewhere(self, job: Job) -> bool:
-        """Look for the job's state off the device, once; True if it must wait for a reader."""
-        vault, generation = self._vault, job.generation
-        if vault is None or job.asked:
-            return False
-        job.asked = True
-        vault.began(generation.key, job.figures.queued)
-        have = self._states.known(generation)
-        job.fetched = vault.here(generation, have)
-        read = vault.read(generation, have) if job.fetched is None else None
-        if read is None:
-            return False
-        job.figures.admitted = time.monotonic()
-        self._reading[generation.id] = job
-        self._readers.submit(self._read, job, read)
-        return True
-
-    def _read(self, job: Job, read: Read) -> None:
-        """On a reader's thread."""
-        try:
-            fetched = read()
-        except DliteError as error:
-            fetched = Fetched(None, "none", error.message)
-        except Exception as error:
-            log.exception("reading a stored state failed", extra={"generation": job.generation.id})
-            fetched = Fetched(None, "none", f"reading failed: {type(error).__name__}")
-
-        def arrived() -> None:
-            if self._reading.pop(job.generation.id, None) is not None:
-                job.fetched = fetched
-                self._scheduler.requeue(job)
-
-        self._inbox.put(arrived)
-
-    def _place(self, job: Job) -> tuple[Tier, str | None] | None:
-        """Put what was fetched on the device; None if that is of no use."""
-        fetched, generation = job.fetched, job.generation
-        if fetched is None:
-            return None
-        if fetched.state is None:
-            return None if self._states.known(generation) else ("none", fetched.reason)
-        begin = time.monotonic()
-        while True:
-            try:
-                self._states.place(generation.key, fetched.state, generation.ids)
-                break
-            except KVExhausted:
-                if not self._evict(generation.key):
-                    job.fetched = None
-                    return "none", f"no memory to restore {fetched.state.tokens} positions from {fetched.tier}"
-        job.fetched = None
-        if self._vault is not None:
-            self._vault.placed(generation.key, fetched, time.monotonic() - begin)
-        return fetched.tier, fetched.reason
-
     def _reserve(self, turn: Turn, key: str) -> None:
         """Room for a turn's next steps; idle states give way. Raises KVExhausted."""
         state, window = turn.state, turn.verify_window
@@ -471,9 +407,7 @@ class Engine:
 
     def _evict(self, besides: str) -> bool:
         """Free the KV of one idle state; False when there is none."""
-        if self._vault is not None and self._vault.reclaim():
-            return True
-        return self._states.evict(self._in_use() | {besides})
+        return self._elsewhere.reclaim() or self._states.evict(self._in_use() | {besides})
 
     def _step(self) -> None:
         jobs = self._make_room(self._scheduler.order())
@@ -493,8 +427,7 @@ class Engine:
         self._steps += 1
         if self._observer is not None:
             self._observer(figures)
-        if self._vault is not None:
-            self._vault.observe(figures)
+        self._elsewhere.observe(figures)
         for row in figures.rows:
             self._account(by_turn[id(row.turn)], row, figures, start)
 
@@ -624,8 +557,9 @@ class Engine:
             self._scheduler.requeue(follower)
 
     def _fail_all(self, error: DliteError) -> None:
-        reading, self._reading = self._reading, {}
-        for job in [*self._scheduler.running, *reading.values(), *self._scheduler.drain()]:
+        reading = list(self._elsewhere.jobs.values())
+        self._elsewhere.jobs.clear()
+        for job in [*self._scheduler.running, *reading, *self._scheduler.drain()]:
             self._undo(job, error)
         for job in self._scheduler.drain():
             self._undo(job, error)

@@ -78,10 +78,11 @@ class States:
             self.drop(key)
 
     def unload(self, key: str) -> None:
-        """Give a state's KV back; its ids and the features of its boundaries stay."""
+        """Give a state's memory back; its ids stay."""
         state = self._states[key]
         state.kv.free()
         state.features = None
+        state.kept.clear()
 
     def known(self, generation: Generation) -> int:
         """Positions of the generation's prompt that are in KV here, in its own state or in one it may copy."""
