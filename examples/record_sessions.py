@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from examples.task_suite import Task, model_runs, tasks
 LEAST_TURNS = 5
 SEEDS = range(1, 9)
 INSTRUCTIONS = (
-    'You solve tasks in a folder of files by calling tools. To see the files, call view_file with path ".". To read '
-    'the file notes.txt, call view_file with path "notes.txt". Do one step a call. When you are done, call submit.'
+    "You solve tasks in a folder of files by calling tools, one step a call. Look at the files first with view_file. "
+    "When you have done the task, call submit with your answer."
 )
 
 
@@ -38,32 +38,43 @@ INSTRUCTIONS = (
 class Recipe:
     """How one session is made. The first of `SEEDS` whose run has at least `LEAST_TURNS` turns is taken.
 
-    kill_after: turns after which the first process is killed. bundles: in place of the task's own; without `submit`
-    the run goes on to its turn limit, where this model would hand in an answer before it has looked.
+    kill_after: turns after which the first process is killed. hidden: tools left out, as few choices are the better
+    ones for a model of this size.
     """
 
     task: str
     turns: int = 8
-    temperature: float = 0.3
+    temperature: float = 0.5
     parallel: bool = False
     output_bytes: int = SMALL_OUTPUT
     kill_after: int | None = None
-    bundles: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
     model: dict[str, Any] = field(default_factory=dict)
 
     def options(self, seed: int) -> dict[str, Any]:
         model = {**SMALL_MODEL, "temperature": self.temperature, "seed": seed, "parallel_tool_calls": self.parallel}
         limits = {"turns": self.turns, "output_bytes": self.output_bytes, "seconds": 3600.0}
-        return {"model": model | self.model, "limits": limits, "instructions": INSTRUCTIONS}
+        options = {"model": model | self.model, "limits": limits, "instructions": INSTRUCTIONS}
+        return options | {"hidden_tools": self.hidden}
 
 
 RECIPES = {
     "parallel-tools": Recipe("parallel_read", parallel=True, model={"max_tokens": 240}),
-    "failing-test": Recipe("failing_test", turns=10),
-    "log-hunt": Recipe("log_hunt"),
-    "long-read": Recipe("long_read", turns=12, output_bytes=3000),
-    "refactor": Recipe("refactor", turns=10),
-    "interrupted": Recipe("new_file", turns=7, kill_after=3),
+    "failing-test": Recipe(
+        "failing_test",
+        turns=12,
+        hidden=("create_file", "find_files", "grep_files", "insert_text", "undo_edit"),
+        model={"max_tokens": 220},
+    ),
+    "log-hunt": Recipe("log_hunt", turns=10, hidden=("find_files",)),
+    "long-read": Recipe("long_read", turns=12, output_bytes=3000, hidden=("find_files", "grep_files")),
+    "refactor": Recipe(
+        "refactor",
+        turns=12,
+        hidden=("create_file", "find_files", "insert_text", "undo_edit", "git_log", "git_status", "shell"),
+        model={"max_tokens": 220},
+    ),
+    "interrupted": Recipe("off_by_one", turns=8, hidden=("find_files", "insert_text", "create_file"), kill_after=3),
 }
 
 
@@ -80,8 +91,7 @@ async def work(runs: Runs, recipe: Recipe, seed: int, folder: Path) -> AgentRun:
 
 
 def _task(recipe: Recipe) -> Task:
-    task = next(task for task in tasks() if task.name == recipe.task)
-    return replace(task, bundles=recipe.bundles) if recipe.bundles else task
+    return next(task for task in tasks() if task.name == recipe.task)
 
 
 async def record(names: list[str], folder: Path, out: Path) -> None:

@@ -27,6 +27,8 @@ class ModelOptions(_Strict):
     tool_choice: `required` holds every turn to calls (the run then ends by `submit`), `auto` lets the model answer.
     argument_characters: longest string a call may hold, part of the grammar; with it, and `max_tokens` above what such
     calls need, even a tiny model cannot write a call that does not parse.
+    known_paths: paths of files to look at or change can only be ones that were there when the run began, which the
+    schemas list; for small workspaces and models that invent paths.
     """
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
@@ -39,6 +41,7 @@ class ModelOptions(_Strict):
     tool_choice: Literal["auto", "required"] = "required"
     parallel_tool_calls: bool = True
     argument_characters: Annotated[int, Field(ge=8, le=4096)] | None = None
+    known_paths: bool = False
 
 
 class RunLimits(_Strict):
@@ -98,7 +101,7 @@ class End(StrEnum):
 CONTINUABLE = (End.SUBMITTED, End.ANSWERED)
 """Ends after which a follow-up message goes on with the run."""
 
-SMALL_MODEL: Final = {"max_tokens": 160, "argument_characters": 80, "repetition_penalty": 1.1}
-"""Options that keep a tiny model going: every call it may write fits its turn."""
+SMALL_MODEL: Final = {"max_tokens": 160, "argument_characters": 80, "known_paths": True, "repetition_penalty": 1.1}
+"""Options that keep a tiny model going: every call it may write fits its turn, and every path it names exists."""
 SMALL_OUTPUT: Final = 1200
 """Bytes of one tool result that a tiny model's context can take many of."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 from dlite_agent.agent.bundle_runtime import BundleRuntime
 from dlite_agent.agent.bundles import ToolOutcome
 from dlite_agent.agent.mcp_bundle import McpBundle, McpServer
-from dlite_agent.agent.run_spec import RunSpec
+from dlite_agent.agent.run_spec import ModelOptions, RunSpec
 from dlite_agent.agent.sandbox import Level, Limits, Policy, Sandbox
 from dlite_agent.errors import InvalidRequest
 
 SUBMIT = "submit"
 """The tool whose success ends a run."""
+_ON_FILES = ("view_file", "replace_text", "insert_text", "undo_edit")
+_MOST_PATHS = 64
 PATCH = "patch.diff"
 """File of a run's folder that holds the submitted patch."""
 
@@ -23,9 +26,7 @@ PATCH = "patch.diff"
 class Toolbox:
     """Everything a run may call; made by `open`, ended by `close`."""
 
-    def __init__(
-        self, runtime: BundleRuntime, mcp: Sequence[McpBundle], folder: Path, argument_characters: int | None
-    ) -> None:
+    def __init__(self, runtime: BundleRuntime, mcp: Sequence[McpBundle], folder: Path, options: ModelOptions) -> None:
         self._runtime = runtime
         self._folder = folder
         self._mcp = {name: bundle for bundle in mcp for name in bundle.tools}
@@ -35,7 +36,8 @@ class Toolbox:
             raise InvalidRequest(f"The tool {twice[0]} is declared twice.", param="bundles")
         schemas = [*runtime.schemas(), *(schema for bundle in mcp for schema in bundle.schemas())]
         schemas.sort(key=lambda schema: str(schema["function"]["name"]))
-        self.schemas = [_bounded(schema, argument_characters) for schema in schemas]
+        paths = _files(self.root) if options.known_paths else []
+        self.schemas = [_bounded(schema, options.argument_characters, paths) for schema in schemas]
 
     @classmethod
     async def open(
@@ -66,7 +68,7 @@ class Toolbox:
             runtime = await BundleRuntime.open(sandbox, folders, spec.hidden_tools)
             for server in mcp:
                 servers.append(await McpBundle.open(server))
-            return cls(runtime, servers, folder, spec.model.argument_characters)
+            return cls(runtime, servers, folder, spec.model)
         except BaseException:
             for one in servers:
                 await one.close()
@@ -138,16 +140,29 @@ class Toolbox:
         self._runtime.sandbox.close()
 
 
-def _bounded(schema: dict[str, Any], characters: int | None) -> dict[str, Any]:
-    """The schema with every string bounded to so many characters; the grammar then ends it."""
-    if characters is None:
-        return schema
+def _bounded(schema: dict[str, Any], characters: int | None, paths: Sequence[str]) -> dict[str, Any]:
+    """The schema with every string bounded to so many characters, and paths to these; the grammar holds both."""
     bounded = copy.deepcopy(schema)
-    properties = bounded["function"].get("parameters", {}).get("properties", {})
-    for entry in properties.values():
-        if isinstance(entry, dict) and entry.get("type") == "string" and "enum" not in entry:
+    function = bounded["function"]
+    for name, entry in function.get("parameters", {}).get("properties", {}).items():
+        if not isinstance(entry, dict) or entry.get("type") != "string" or "enum" in entry:
+            continue
+        if paths and name == "path" and function["name"] in _ON_FILES:
+            entry["enum"] = list(paths)
+        elif characters is not None:
             entry["maxLength"] = characters
     return bounded
+
+
+def _files(root: Path) -> list[str]:
+    """The files of a workspace in name order, without version control and caches; the first so many."""
+    found: list[str] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        found += [str((Path(folder) / name).relative_to(root)) for name in sorted(files)]
+        if len(found) >= _MOST_PATHS:
+            break
+    return found[:_MOST_PATHS]
 
 
 def bundle_folders(names: Sequence[str], known: Mapping[str, Path]) -> list[Path]:

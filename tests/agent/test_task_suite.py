@@ -54,19 +54,29 @@ def test_small_models_options_are_a_runs_options() -> None:
     RunSpec.model_validate({"task": "t", "workspace": "w", "model": dict(SMALL_MODEL)})
 
 
-def test_strings_in_calls_are_bounded_where_asked(tmp_path: Path) -> None:
+def test_strings_and_paths_in_calls_are_bounded_where_asked(tmp_path: Path) -> None:
     model = Scripted(["All is well."])
 
     async def start(runs: object) -> None:
         spec = RunSpec.model_validate(
-            {"task": "t", "workspace": "work", "bundles": ["files"], "model": {"argument_characters": 40}}
+            {
+                "task": "t",
+                "workspace": "work",
+                "bundles": ["files"],
+                "model": {"argument_characters": 40, "known_paths": True},
+            }
         )
         run = await runs.start(spec, "")  # type: ignore[attr-defined]
         await run.task
 
-    workspace_in(tmp_path)
+    workspace = workspace_in(tmp_path)
+    (workspace / "src").mkdir()
+    (workspace / ".git").mkdir()
+    for name in ("b.py", "src/a.py", ".git/HEAD"):
+        (workspace / name).touch()
     with_runs(tmp_path, model, start)
-    (view,) = [tool for tool in model.requests[0].tools if tool["function"]["name"] == "view_file"]
-    properties = view["function"]["parameters"]["properties"]
-    assert properties["path"]["maxLength"] == 40
+    tools = {tool["function"]["name"]: tool["function"] for tool in model.requests[0].tools}
+    properties = tools["view_file"]["parameters"]["properties"]
+    assert properties["path"]["enum"] == ["b.py", "src/a.py"]
     assert "maxLength" not in properties["start"]
+    assert tools["grep_files"]["parameters"]["properties"]["pattern"]["maxLength"] == 40
