@@ -178,20 +178,21 @@ def _lanes(timeline: Timeline) -> dict[int | None, list[list[Any]]]:
     share says how much of it is really there. Seconds are never taken from these.
     """
     grain = {turn.turn: (turn.window_end - turn.start) / _LANE_GRAIN for turn in timeline.turns}
-    last: dict[tuple[int | None, str, bool, bool], list[Any]] = {}
+    last: dict[tuple[int | None, str, bool], dict[bool, list[Any]]] = defaultdict(dict)
     lanes: dict[int | None, list[list[Any]]] = defaultdict(list)
     for piece in joined(timeline.slices):
         near = grain.get(piece.turn, 0.0) if piece.turn is not None else 0.0
-        small = piece.end - piece.start < near
-        key = (piece.turn, piece.phase, piece.inferred, small)
-        before = last.get(key)
-        if before is not None and (small or piece.start - before[2] <= near):
-            before[2] = piece.end
-            before[4] += piece.end - piece.start
-        else:
-            length = piece.end - piece.start
-            last[key] = [PHASES.index(piece.phase), piece.start, piece.end, int(piece.inferred), length]
-            lanes[piece.turn].append(last[key])
+        length = piece.end - piece.start
+        small = length < near
+        latest = last[piece.turn, piece.phase, piece.inferred]
+        bar = next(
+            (bar for bar in latest.values() if piece.start - bar[2] <= near), latest.get(True) if small else None
+        )
+        if bar is None:
+            bar = latest[small] = [PHASES.index(piece.phase), piece.start, piece.end, int(piece.inferred), 0.0]
+            lanes[piece.turn].append(bar)
+        bar[2] = piece.end
+        bar[4] += length
     for bars in lanes.values():
         for bar in bars:
             bar[4] = round(min(1.0, bar[4] / (bar[2] - bar[1])), 3) if bar[2] > bar[1] else 1.0

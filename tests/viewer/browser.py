@@ -68,8 +68,8 @@ def headers(key: str = KEY) -> dict[str, str]:
 def say(server: Live, text: str, session: str, *, max_tokens: int = 8, key: str = KEY, **fields: Any) -> dict[str, Any]:
     """One turn of a session on the tiny model."""
     messages = [{"role": "user", "content": text}]
-    body = {"model": MODEL, "messages": messages, "session_id": session, "max_tokens": max_tokens, "temperature": 0}
-    body |= fields
+    body = {"model": MODEL, "messages": messages, "session_id": session, "max_tokens": max_tokens}
+    body |= {"temperature": 0, "ignore_eos": True, **fields}
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers(key), timeout=120)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()

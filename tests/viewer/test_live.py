@@ -28,9 +28,7 @@ def test_a_running_turn_is_marked_until_it_ends(view: Callable[..., Page], serve
     page = view()
     page.locator(".session", has_text="long-running").click()
     expect(page.locator("#turns .turn")).to_have_count(1)
-    thread = threading.Thread(
-        target=say, args=(server, "Go on and on.", "long-running"), kwargs={"max_tokens": 1500, "ignore_eos": True}
-    )
+    thread = threading.Thread(target=say, args=(server, "Go on and on.", "long-running"), kwargs={"max_tokens": 1500})
     thread.start()
     running = page.locator("#head .badge", has_text="running")
     expect(running).to_be_visible()

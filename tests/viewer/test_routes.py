@@ -64,8 +64,7 @@ def test_a_session_shows_its_own_turns_with_their_texts(server: Live) -> None:
     assert sum(view["seconds"].values()) == pytest.approx(view["wall"])
     assert view["turns"][0]["output_tokens"] == 6
     parts = get(server, "content", ref=card["ref"], turn=0).json()["parts"]
-    assert any("What is a boundary?" in part["text"] for part in parts), "decoded from the ids that the log keeps"
-    assert any(part["kind"] == "answer" for part in parts)
+    assert any("What is a boundary?" in part["text"] for part in parts)
 
 
 def test_a_later_turn_is_read_from_the_log_where_it_grew(server: Live) -> None:
