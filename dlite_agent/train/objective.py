@@ -87,7 +87,6 @@ class Objective:
 
     def __init__(self, settings: Settings, drafter: Drafter, embedding: Tensor, teacher: Teacher | None) -> None:
         self.settings = settings
-        self.head = drafter.sequential_head
         self._dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
         self._embedding = embedding.to(self._dtype)
         whole = drafter.config.block_size

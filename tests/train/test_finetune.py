@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,12 @@ def record(decoder: Decoder, folder: Path, session: str, prompts: list[list[int]
 
 @pytest.fixture(scope="module")
 def logs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sessions that begin with the same file, as those of one repository do, and go on with another each."""
     target = load_target(str(model), dtype="fp32")
     pool = KVPool(target.spec, dtype=torch.float32, device=target.device, budget_bytes=1 << 25, max_positions=1024)
     folder = tmp_path_factory.mktemp("logs") / "repository"
     for i in range(10):
-        prompts = [[3 + ord(letter) % 90 for letter in TEXT[start : start + 40]] for start in (i, i + 7)]
+        prompts = [[3 + ord(letter) % 90 for letter in TEXT[start : start + 40]] for start in (0, i + 7)]
         record(Decoder(target, None, pool), folder, f"s{i}", prompts, str(model), 40)
     return folder
 
@@ -63,7 +65,9 @@ def base(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = Plan(roots=(), sources=0, with_questions=False)
     write_corpus(folder / "corpus", plan, requests(4, name="other"), str(model))
     build_corpus(folder / "corpus", target=str(model), taps=3, max_new=12, slots=4)
-    settings = run_settings(folder / "corpus" / "train", target=str(model), mask_token_id=263, steps=1)
+    shape = replace(run_settings(folder).shape, draft_vocab=0)
+    cache = folder / "corpus" / "train"
+    settings = run_settings(cache, target=str(model), mask_token_id=263, steps=1, shape=shape)
     Trainer(settings, folder / "run", TargetTables.load(str(model))).train()
     return folder / "run" / "drafter"
 
@@ -72,7 +76,7 @@ def test_tau_rises_on_later_sessions_that_were_not_trained_on(
     model: Path, logs: Path, base: Path, tmp_path: Path
 ) -> None:
     result = train_on_sessions(
-        logs, tmp_path / "run", target=str(model), drafter=str(base), steps=60, batch=48, lr=1e-2
+        logs, tmp_path / "run", target=str(model), drafter=str(base), steps=60, batch=48, lr=2e-2
     )
     assert result["sessions"] == {"train": 8, "held_out": 2}
     before, after = result["before"], result["after"]
@@ -84,7 +88,7 @@ def test_tau_rises_on_later_sessions_that_were_not_trained_on(
     assert drafter.card["tau"] == after["held_out_tau"]
     trained = Examples(open_shards(tmp_path / "run" / "corpus" / "train"), drafter)
     assert len(trained.generated) == result["generated"]["train"]
-    again = train_on_sessions(logs, tmp_path / "run", target=str(model), drafter=str(base), steps=60, batch=48, lr=1e-2)
+    again = train_on_sessions(logs, tmp_path / "run", target=str(model), drafter=str(base), steps=60, batch=48, lr=2e-2)
     assert again == result
     assert Drafter.load(tmp_path / "run" / "drafter").card == drafter.card
 
