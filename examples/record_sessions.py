@@ -38,43 +38,33 @@ INSTRUCTIONS = (
 class Recipe:
     """How one session is made. The first of `SEEDS` whose run has at least `LEAST_TURNS` turns is taken.
 
-    kill_after: turns after which the first process is killed. hidden: tools left out, as few choices are the better
-    ones for a model of this size.
+    The model follows the task's plan, but where several calls a turn are wanted: those it chooses freely.
+
+    kill_after: turns after which the first process is killed.
     """
 
     task: str
     turns: int = 8
-    temperature: float = 0.5
+    temperature: float = 0.3
     parallel: bool = False
     output_bytes: int = SMALL_OUTPUT
     kill_after: int | None = None
-    hidden: tuple[str, ...] = ()
     model: dict[str, Any] = field(default_factory=dict)
 
     def options(self, seed: int) -> dict[str, Any]:
         model = {**SMALL_MODEL, "temperature": self.temperature, "seed": seed, "parallel_tool_calls": self.parallel}
+        model["plan"] = () if self.parallel else _task(self).plan
         limits = {"turns": self.turns, "output_bytes": self.output_bytes, "seconds": 3600.0}
-        options = {"model": model | self.model, "limits": limits, "instructions": INSTRUCTIONS}
-        return options | {"hidden_tools": self.hidden}
+        return {"model": model | self.model, "limits": limits, "instructions": INSTRUCTIONS}
 
 
 RECIPES = {
     "parallel-tools": Recipe("parallel_read", parallel=True, model={"max_tokens": 240}),
-    "failing-test": Recipe(
-        "failing_test",
-        turns=12,
-        hidden=("create_file", "find_files", "grep_files", "insert_text", "undo_edit"),
-        model={"max_tokens": 220},
-    ),
-    "log-hunt": Recipe("log_hunt", turns=10, hidden=("find_files",)),
-    "long-read": Recipe("long_read", turns=12, output_bytes=3000, hidden=("find_files", "grep_files")),
-    "refactor": Recipe(
-        "refactor",
-        turns=12,
-        hidden=("create_file", "find_files", "insert_text", "undo_edit", "git_log", "git_status", "shell"),
-        model={"max_tokens": 220},
-    ),
-    "interrupted": Recipe("off_by_one", turns=8, hidden=("find_files", "insert_text", "create_file"), kill_after=3),
+    "failing-test": Recipe("failing_test", model={"max_tokens": 220}),
+    "log-hunt": Recipe("log_hunt"),
+    "long-read": Recipe("long_read", output_bytes=3000),
+    "refactor": Recipe("refactor", turns=10, model={"max_tokens": 220}),
+    "interrupted": Recipe("off_by_one", kill_after=3, model={"max_tokens": 220}),
 }
 
 

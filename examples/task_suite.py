@@ -35,10 +35,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.reference_model import ReferenceModel, recorded
 
 REPOS = Path(__file__).parent / "repos"
-TINY: dict[str, Any] = {
-    "model": {**SMALL_MODEL, "parallel_tool_calls": False},
-    "limits": {"turns": 8, "output_bytes": SMALL_OUTPUT, "seconds": 600.0},
-}
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,7 @@ class Task:
     text: str
     bundles: tuple[str, ...]
     history: tuple[dict[str, Any], ...]
+    plan: tuple[str, ...]
 
     def spec(self, workspace: str, **options: Any) -> RunSpec:
         return RunSpec(task=self.text, workspace=workspace, bundles=self.bundles, **options)
@@ -76,13 +73,20 @@ class Task:
         return result.exit_code == 0
 
 
+def tiny(task: Task) -> dict[str, Any]:
+    """Options for a model that cannot decide what to do next: it follows the task's plan, the arguments are its own."""
+    model = {**SMALL_MODEL, "parallel_tool_calls": False, "plan": task.plan}
+    return {"model": model, "limits": {"turns": 8, "output_bytes": SMALL_OUTPUT, "seconds": 600.0}}
+
+
 def tasks() -> list[Task]:
     """All tasks, in name order."""
     found = []
     for folder in sorted(REPOS.iterdir()):
         about = json.loads((folder / "task.json").read_text())
         history = tuple(about.get("history", ()))
-        found.append(Task(folder.name, about["kind"], about["task"], tuple(about["bundles"]), history))
+        bundles, plan = tuple(about["bundles"]), tuple(about["plan"])
+        found.append(Task(folder.name, about["kind"], about["task"], bundles, history, plan))
     return found
 
 
@@ -124,7 +128,7 @@ async def suite(chosen: Sequence[Task], folder: Path, *, reference: bool) -> lis
         return results
     async with model_runs(settings, folder / "data") as runs:
         for task in chosen:
-            results.append((task, *await work(runs, task, workspaces, **TINY)))
+            results.append((task, *await work(runs, task, workspaces, **tiny(task))))
     return results
 
 

@@ -179,7 +179,10 @@ class Loop:
         number = at.turns
         budget = min(self.spec.model.max_tokens, limits.tokens - at.tokens)
         tool_seconds = limits.tool_seconds - at.tool_seconds
-        request = TurnRequest(list(at.messages), self._schemas, self.spec.model, budget, self._seconds_left())
+        plan = self.spec.model.plan
+        choice = plan[number] if number < len(plan) else self.spec.model.tool_choice
+        options, seconds = self.spec.model, self._seconds_left()
+        request = TurnRequest(list(at.messages), self._schemas, choice, options, budget, seconds)
         calls = self._calls(number)
         try:
             reply = await self._stream(request, calls)

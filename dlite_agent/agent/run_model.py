@@ -20,12 +20,14 @@ class TurnRequest:
 
     Attributes:
         tools: function schemas.
+        tool_choice: auto, required or the name of the tool to call.
         max_tokens: of this turn.
         seconds: until the turn is given up.
     """
 
     messages: list[Message]
     tools: list[JSON]
+    tool_choice: str
     options: ModelOptions
     max_tokens: int
     seconds: float

@@ -27,6 +27,8 @@ class ModelOptions(_Strict):
     tool_choice: `required` holds every turn to calls (the run then ends by `submit`), `auto` lets the model answer.
     argument_characters: longest string a call may hold, part of the grammar; with it, and `max_tokens` above what such
     calls need, even a tiny model cannot write a call that does not parse.
+    plan: tools that the first turns must call, one a turn, for models that cannot decide what comes next; arguments
+    are the model's own, and so are all turns behind the plan.
     known_paths: paths of files to look at or change can only be ones that were there when the run began, which the
     schemas list; for small workspaces and models that invent paths.
     """
@@ -39,6 +41,7 @@ class ModelOptions(_Strict):
     mode: Literal["ar", "dlite"] | None = None
     thinking: bool | None = None
     tool_choice: Literal["auto", "required"] = "required"
+    plan: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     parallel_tool_calls: bool = True
     argument_characters: Annotated[int, Field(ge=8, le=4096)] | None = None
     known_paths: bool = False

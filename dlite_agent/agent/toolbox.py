@@ -35,6 +35,11 @@ class Toolbox:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InvalidRequest(f"The tool {twice[0]} is declared twice.", param="bundles")
         schemas = [*runtime.schemas(), *(schema for bundle in mcp for schema in bundle.schemas())]
+        for name in options.plan:
+            if name not in names:
+                raise InvalidRequest(
+                    f"The plan names {name}; there are {', '.join(sorted(names))}.", param="model.plan"
+                )
         schemas.sort(key=lambda schema: str(schema["function"]["name"]))
         paths = _files(self.root) if options.known_paths else []
         self.schemas = [_bounded(schema, options.argument_characters, paths) for schema in schemas]

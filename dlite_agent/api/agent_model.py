@@ -31,11 +31,14 @@ class EngineModel:
     async def turn(self, request: TurnRequest, emit: Emit) -> AsyncGenerator[Delta | TurnReply, None]:
         """As `RunModel.turn`; token ids go into the events, for replay."""
         options = request.options
+        choice: Any = request.tool_choice
+        if choice not in ("auto", "required"):
+            choice = {"type": "function", "function": {"name": choice}}
         ask = Ask(
             api="agent",
             messages=request.messages,
             tools=request.tools,
-            tool_choice=options.tool_choice,
+            tool_choice=choice,
             parallel=options.parallel_tool_calls,
             params=SamplingParams(
                 temperature=options.temperature,

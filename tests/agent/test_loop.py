@@ -226,3 +226,9 @@ def test_follow_up_is_taken_up_before_the_next_turn_and_after_the_end(tmp_path: 
 
     workspace_in(tmp_path)
     assert with_runs(tmp_path, model, work) == ["submitted", "Do it.", "And now the rest."]
+
+
+def test_a_plan_names_the_tools_of_the_first_turns(tmp_path: Path) -> None:
+    model = Scripted([shell("true"), shell("true"), SUBMIT])
+    finished(tmp_path, model, model={"plan": ("shell", "shell")})
+    assert [request.tool_choice for request in model.requests] == ["shell", "shell", "required"]

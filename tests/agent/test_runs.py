@@ -58,6 +58,7 @@ def test_workspaces_lie_below_a_root(tmp_path: Path, workspace: str, error: str)
         ({"bundles": ("shell", "nothing")}, "bundles"),
         ({"hidden_tools": ("nothing",)}, "hidden"),
         ({"sandbox": "plain"}, "sandbox"),
+        ({"model": {"plan": ("shell", "nothing")}}, "model.plan"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], param: str) -> None:

@@ -22,7 +22,7 @@ from dlite_agent.agent.run_spec import End
 from dlite_agent.trace.events import Outage, ToolEnd, ToolStart, TurnEnd
 from dlite_agent.trace.log import read_log
 from dlite_agent.trace.phases import timelines
-from examples.task_suite import TINY, suite, table, tasks
+from examples.task_suite import suite, table, tasks, tiny
 
 LEGAL = {str(end) for end in End} - {"failed", "cancelled"}
 
@@ -72,8 +72,7 @@ def wait(client: httpx.Client, path: str, until: Any) -> dict[str, Any]:
 def test_a_killed_server_goes_on_with_its_runs(tmp_path: Path) -> None:
     task = next(task for task in tasks() if task.name == "version")
     task.prepare(tmp_path / "work")
-    limits = TINY["limits"] | {"turns": 3}
-    body = task.spec("work", model=TINY["model"], limits=limits).model_dump(mode="json")
+    body = task.spec("work", **tiny(task)).model_dump(mode="json") | {"limits": {"turns": 3, "output_bytes": 1000}}
     with serving(tmp_path) as (process, client):
         run = client.post("/v1/agents/runs", json=body, headers={"idempotency-key": "k"}).json()
         path = f"/v1/agents/runs/{run['id']}"
