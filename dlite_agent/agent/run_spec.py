@@ -18,7 +18,7 @@ Text = Annotated[str, Field(min_length=1, max_length=1 << 20)]
 class _Strict(BaseModel):
     """An unknown field or a wrong type is refused, by name; lists become tuples."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ModelOptions(_Strict):
@@ -41,7 +41,7 @@ class ModelOptions(_Strict):
     mode: Literal["ar", "dlite"] | None = None
     thinking: bool | None = None
     tool_choice: Literal["auto", "required"] = "required"
-    plan: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    plan: Annotated[tuple[str, ...], Field(strict=False, max_length=64)] = ()
     parallel_tool_calls: bool = True
     argument_characters: Annotated[int, Field(ge=8, le=4096)] | None = None
     known_paths: bool = False
@@ -72,8 +72,8 @@ class RunSpec(_Strict):
 
     task: Text
     workspace: Annotated[str, Field(min_length=1, max_length=4096)]
-    bundles: Annotated[tuple[str, ...], Field(min_length=1, max_length=32)] = BUNDLES
-    hidden_tools: Annotated[tuple[str, ...], Field(max_length=256)] = ()
+    bundles: Annotated[tuple[str, ...], Field(strict=False, min_length=1, max_length=32)] = BUNDLES
+    hidden_tools: Annotated[tuple[str, ...], Field(strict=False, max_length=256)] = ()
     instructions: Text | None = None
     model: ModelOptions = ModelOptions()
     limits: RunLimits = RunLimits()
