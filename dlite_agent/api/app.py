@@ -85,6 +85,7 @@ def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
         except Exception as error:
             app.state.failure = error
             await asyncio.to_thread(engine.close)
+            recorder.close()
             raise
         app.state.service = service
         log.info("ready", extra={"dlite": {"model": service.model, "context": service.context_limit}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from dlite_agent.api.app import build_app
 from dlite_agent.config import ModelSettings, ServerSettings, Settings
+from dlite_agent.errors import Conflict
 from dlite_agent.session.record import BlockKind, SessionRecord, decode
 from dlite_agent.session.store.disk import DiskStore
 from dlite_agent.session.store.segments import Segments
-from tests.serving import Live, live
+from tests.serving import MODEL, Live, live
 from tests.session.test_store_disk import file_limit
 
 ALICE, BOB = "key-of-alice", "key-of-bobby"
@@ -30,7 +33,7 @@ def stored(data: Path) -> Settings:
 
 
 def ask(server: Live, messages: list[dict[str, Any]], key: str = ALICE, **fields: Any) -> httpx.Response:
-    body = {"messages": messages, "temperature": 0, "max_tokens": 4, "ignore_eos": True} | fields
+    body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 4, "ignore_eos": True} | fields
     return server.post("/v1/chat/completions", body, headers={"authorization": f"Bearer {key}"})
 
 
@@ -172,5 +175,12 @@ def test_on_a_full_disk_the_turn_is_refused_and_the_last_one_stands(tmp_path: Pa
 
 
 def test_a_folder_that_is_served_already_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path), pytest.raises(AssertionError, match="serves this session folder"), live(stored(tmp_path)):
-        pass
+    app = build_app(stored(tmp_path))
+
+    async def start() -> None:
+        async with app.router.lifespan_context(app):
+            pass
+
+    with opened(tmp_path), pytest.raises(Conflict, match="serves this session folder"):
+        asyncio.run(start())
+    assert isinstance(app.state.failure, Conflict)
