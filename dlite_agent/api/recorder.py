@@ -204,7 +204,7 @@ class Recorder:
 
     def turn_end(self, run: Run, answer: Answer) -> None:
         """A request was answered."""
-        figures = answer.figures
+        figures, now = answer.figures, time.monotonic()
         facts = TurnFacts(
             segment=self.segment,
             session=run.session.id,
@@ -214,19 +214,22 @@ class Recorder:
             output_tokens=answer.tokens,
             output_ids=list(answer.ids),
             message=message_json(answer),
+            arrived=run.arrived,
+            ended=now,
             masks=[]
             if run.asked is None or run.asked.generation.matcher is None
             else run.asked.generation.matcher.spent,
         )
         self._finish(run, facts, figures)
         if answer.calls:
-            self._called[run.session.id] = _Called(run.turn, figures.finished, answer.calls)
+            self._called[run.session.id] = _Called(run.turn, now, answer.calls)
         self.metrics.answered(figures, answer.tokens, answer.finish)
         self._line(run, figures, state="answered", finish=answer.finish, completion_tokens=answer.tokens)
 
     def turn_failed(self, run: Run, error: DliteError, figures: TurnFigures | None) -> None:
         """A request ended without an answer; the session is as before. Of a client that left, no figures are known."""
-        facts = TurnFacts(self.segment, run.session.id, run.turn, run.request_id, error=error.code)
+        place = (self.segment, run.session.id, run.turn, run.request_id)
+        facts = TurnFacts(*place, error=error.code, arrived=run.arrived)
         known = figures or TurnFigures(queued=run.arrived, prompt_tokens=len(run.prompt_ids), finished=time.monotonic())
         self._finish(run, facts, known)
         self.metrics.failed.labels(error.code).inc()

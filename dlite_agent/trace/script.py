@@ -107,8 +107,9 @@ def scripts(log: Log) -> list[Script]:
     calls = _calls(log, views)
     for event in log.events:
         if isinstance(event, SessionStart):
-            parent = contexts.get(event.parent or "")
-            contexts[event.session] = list(parent) if parent else []
+            # A session that a later process took up again starts there once more, and goes on where it was.
+            if event.session not in contexts:
+                contexts[event.session] = list(contexts.get(event.parent or "") or [])
         elif isinstance(event, TurnStart):
             open_turns[event.session, event.turn] = event, _prompt(event, contexts[event.session])
         elif isinstance(event, TurnEnd) and (event.session, event.turn) in open_turns:

@@ -157,7 +157,7 @@ class Mask(Span):
 
 
 class Stream(Span):
-    """Handing generated text to the client."""
+    """Handing the answer over: from the last token until the response may end, its commit to the store included."""
 
     kind: Literal["stream"] = "stream"
     chunks: Count | None = None

@@ -14,6 +14,7 @@ from dlite_agent.trace.events import (
     Restore,
     Round,
     Rounds,
+    Stream,
     TurnEnd,
     TurnStart,
 )
@@ -22,12 +23,18 @@ if TYPE_CHECKING:
     # The engine's module loads the tensor library, which reading and reporting logs should not need.
     from dlite_agent.decode.jobs import TurnFigures
 
+PREPARE = "prepare"
+"""Why a request waits before it is in the engine's queue: its prompt and its grammar are being made."""
+
 
 @dataclass(frozen=True)
 class TurnFacts:
     """What the figures of the engine do not say about a turn; content is optional as everywhere.
 
-    `masks` are begin (on the figures' clock) and seconds of each token mask of a constrained answer.
+    `arrived` is when the request came, in front of the engine's queue: its session was looked up, its prompt rendered,
+    its grammar compiled. `ended` is when the response could end, behind the last token: the turn was parsed and
+    committed to the session store by then. `masks` are begin and seconds of each token mask of a constrained answer.
+    All are on the figures' clock.
     """
 
     segment: str
@@ -43,6 +50,8 @@ class TurnFacts:
     message: dict[str, Any] | None = None
     output_ids: list[int] | None = None
     masks: Sequence[tuple[float, float]] = ()
+    arrived: float | None = None
+    ended: float | None = None
 
 
 def turn_events(facts: TurnFacts, figures: TurnFigures) -> list[KnownEvent]:
@@ -52,13 +61,14 @@ def turn_events(facts: TurnFacts, figures: TurnFigures) -> list[KnownEvent]:
     writes. A turn that never left the queue has a queue and an end, nothing between.
     """
     where: dict[str, Any] = {"segment": facts.segment, "session": facts.session, "turn": facts.turn}
+    arrived = figures.queued if facts.arrived is None else min(facts.arrived, figures.queued)
     end = max(figures.finished, figures.queued)
     admitted = figures.admitted or end
     started = figures.restored > 0
     events: list[KnownEvent] = [
         TurnStart(
             **where,
-            t=figures.queued,
+            t=arrived,
             request_id=facts.request_id,
             trigger=facts.trigger,
             prompt_tokens=figures.prompt_tokens,
@@ -69,6 +79,8 @@ def turn_events(facts: TurnFacts, figures: TurnFigures) -> list[KnownEvent]:
         ),
         Queue(**where, t=figures.queued, end=max(admitted, figures.queued)),
     ]
+    if arrived < figures.queued:
+        events.append(Queue(**where, t=arrived, end=figures.queued, reason=PREPARE))
     if started:
         restore = Restore(
             **where,
@@ -93,6 +105,9 @@ def turn_events(facts: TurnFacts, figures: TurnFigures) -> list[KnownEvent]:
         at, seconds = zip(*((round(start - begin, 7), round(length, 7)) for start, length in facts.masks), strict=True)
         until = max(start + length for start, length in facts.masks)
         events.append(Mask(**where, t=begin, end=until, at=list(at), seconds=list(seconds)))
+    if facts.ended is not None and facts.ended > end:
+        events.append(Stream(**where, t=end, end=facts.ended))
+        end = facts.ended
     events.append(
         TurnEnd(
             **where,

@@ -73,3 +73,15 @@ def test_masks_are_a_phase_of_their_own_inside_rounds() -> None:
     assert view.seconds()["mask"] == pytest.approx(0.15)
     assert view.seconds()["decode"] == pytest.approx(1.5 - 0.15)
     assert sum(view.seconds().values()) == pytest.approx(view.wall)
+
+
+def test_nothing_between_arrival_and_the_end_of_the_response_is_unexplained() -> None:
+    facts = TurnFacts(sample.SEGMENT, "s", 0, arrived=9.0, ended=17.5)
+    events = turn_events(facts, figures())
+    assert [event.t for event in events] == sorted(event.t for event in events)
+    (view,) = timelines(Log([Segment(segment=sample.SEGMENT, t=0.0, wall=sample.WALL), *events]))
+    seconds = {phase: value for phase, value in view.seconds().items() if value}
+    assert seconds == pytest.approx({"queue": 4.0, "restore": 0.5, "prefill": 1.5, "decode": 1.5, "stream": 1.0})
+    (turn,) = view.turns
+    assert turn.ttft == pytest.approx(3.5)
+    assert view.wall == pytest.approx(8.5)
