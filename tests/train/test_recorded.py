@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def turns(session: str, *parts: tuple[int, list[int], list[int] | None], target:
 def write_log(path: Path, *events: KnownEvent) -> Path:
     with EventLog(path) as log:
         for event in events:
-            log.write(event.model_copy(update={"segment": log.segment}))
+            log.write(event.model_copy(update={"segment": log.segment, "t": time.monotonic()}))
     return path
 
 
@@ -154,3 +155,9 @@ def test_recorded_ids_are_read_in_pieces_and_known_to_be_greedy_or_not(
     (theirs,) = reading.run([other])
     assert theirs.labels.temperature == 1
     assert greedy.cut(len(answer.ids) - 2).spans == [(answer.prompt, len(answer.ids) - 2)]
+
+
+def test_sessions_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    for name, session in (("b", "first"), ("a", "second"), ("c", "third")):
+        write_log(tmp_path / f"{name}.jsonl", *turns(session, (0, [1, 2], [3])))
+    assert [recording.session for recording in _read(tmp_path)] == ["first", "second", "third"]
