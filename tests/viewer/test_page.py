@@ -76,14 +76,19 @@ def test_zooming_to_a_turn_shows_its_rounds_as_draft_verify_and_commit(view: Vie
     page.locator('[data-turn="3"]').click()
     page.keyboard.press("z")
     expect(page.locator("#times .lanes")).to_have_attribute("data-detail", "rounds")
+    box = page.locator("#times .plot").bounding_box()
+    decode = page.locator("#times .names span", has_text="decode").bounding_box()
+    assert box is not None
+    assert decode is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, decode["y"] + 8)
+    for _ in range(6):
+        page.mouse.wheel(0, -60)
+        frames(page)
+    expect(page.locator("#times .lanes")).to_have_attribute("data-detail", "rounds")
     ink = page.evaluate(INK)
     for part in ("draft", "verify", "commit"):
         assert colour_of(page, f"part-{part}") in ink, part
-    box = page.locator("#times .plot").bounding_box()
-    assert box is not None
-    decode = page.locator("#times .names span", has_text="decode").bounding_box()
-    assert decode is not None
-    page.mouse.move(box["x"] + box["width"] * 0.4, decode["y"] + 8)
+    page.mouse.move(box["x"] + box["width"] * 0.25 + 2, decode["y"] + 8)
     tip = page.locator("#tip").inner_text()
     assert re.search(r"Turn 3: \d of 7 drafts accepted\ndraft .*, verify .*, rest .*\ncontext \d+, batch 1", tip), tip
     page.keyboard.press("0")
@@ -165,7 +170,7 @@ def test_two_sessions_are_compared_on_one_scale(view: View, server: Live, plain:
     line = page.locator("#versus-line").inner_text()
     assert f"{work[0] / work[1]:.2f}×" in line
     assert f"{second['amdahl']['workflow'][0]:.2f}×" in line
-    assert page.locator("#turns .pair").count() > 3
+    expect(page.locator("#turns .pair").nth(3)).to_be_attached()
     page.locator("#zoom-in").click()
     frames(page)
     widths = page.evaluate("[...document.querySelectorAll('.lanes .plot')].map((canvas) => canvas.clientWidth)")
@@ -195,7 +200,7 @@ def test_a_dropped_file_is_opened(view: View, drafted: str) -> None:
     text = lines(two_turns("dropped-session"))
     assert page.evaluate(DROP, ["by-hand.jsonl", text]) is True
     expect(page.locator("#head h1")).to_have_text("by-hand.jsonl")
-    assert page.locator("#turns .turn").count() == 2
+    expect(page.locator("#turns .turn")).to_have_count(2)
     assert page.locator("#drop").is_hidden()
     assert "session=file%7E" in page.url
 
