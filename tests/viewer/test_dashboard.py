@@ -34,7 +34,7 @@ def test_every_metric_of_the_dashboard_is_served(server: Live) -> None:
 
 def test_panels_do_not_overlap_and_have_their_own_ids() -> None:
     board: dict[str, Any] = json.loads(DASHBOARD.read_text())
-    cells = set()
+    cells: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         at = panel["gridPos"]
         own = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}

@@ -47,7 +47,8 @@ INTERACTIONS = {
 
 def typical(page: Page, work: str) -> float:
     """Milliseconds of the quicker quarter: a busy machine delays any frame now and then."""
-    return statistics.quantiles(page.evaluate(MEASURE % work), n=4)[0]
+    times: list[float] = page.evaluate(MEASURE % work)
+    return statistics.quantiles(times, n=4)[0]
 
 
 @pytest.fixture(scope="module")
