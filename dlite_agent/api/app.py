@@ -10,11 +10,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from dlite_agent import __doc__ as about
 from dlite_agent.agent.runs import Runs, RunsSettings
@@ -31,13 +30,14 @@ from dlite_agent.decode.engine import Engine
 from dlite_agent.decode.load import Runtime, load_runtime
 from dlite_agent.decode.rounds import StepFigures
 from dlite_agent.decode.step_times import Probe, remembered
-from dlite_agent.errors import DliteError, NotFound
+from dlite_agent.errors import DliteError, InvalidRequest, NotFound
 from dlite_agent.paths import content_dir
 from dlite_agent.trace.calibration import StepTimeKeeper
 
 log = logging.getLogger("dlite_agent.server")
 
 NO_RUNS = RunsSettings()
+_PARTS = (chat, completions, messages, responses, sessions, runs, ops, viewer)
 
 
 def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
@@ -103,7 +103,7 @@ def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
     app = FastAPI(title="DLite Agent", description=str(about), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.draining = False
     app.state.failure = None
-    for part in (chat, completions, messages, responses, sessions, runs, ops, viewer):
+    for part in _PARTS:
         app.include_router(part.router)
     if settings.server.allowed_origins:
         app.user_middleware.append(Middleware(CORSMiddleware, **middleware_options(settings.server.allowed_origins)))
@@ -129,8 +129,9 @@ def _load(settings: Settings) -> Runtime:
 
 def _methods(app: FastAPI, request: Request) -> set[str]:
     """The methods that a path takes; starlette itself names only those of the first route that fits."""
-    routes = [route for route in app.routes if isinstance(route, APIRoute)]
-    return {name for route in routes if route.matches(request.scope)[0] != Match.NONE for name in route.methods or ()}
+    routes = [*app.routes, *(route for part in _PARTS for route in part.router.routes)]
+    fits = (r for r in routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
+    return {name for route in fits for name in route.methods or ()}
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -160,6 +161,9 @@ def _handle_errors(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return answer(request, problems.from_validation(list(error.errors())))
 
+    async def deep(request: Request, error: Exception) -> Response:
+        return answer(request, InvalidRequest("The body is nested too deeply."))
+
     async def unforeseen(request: Request, error: Exception) -> Response:
         log.error("unforeseen error", exc_info=error, extra={"dlite": {"request": request.state.request_id}})
         return answer(request, DliteError("The server failed; the request id finds the reason in its log."))
@@ -168,6 +172,7 @@ def _handle_errors(app: FastAPI) -> None:
         DliteError: typed,
         HTTPException: http,
         RequestValidationError: invalid,
+        RecursionError: deep,
         Exception: unforeseen,
     }
     for kind, handler in handlers.items():

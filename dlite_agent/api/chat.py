@@ -176,10 +176,10 @@ def _choice(
 def _pieces(service: Service, chunk: Chunk) -> Iterator[dict[str, Any]]:
     """A choice for each delta; the scores of the chunk's tokens come with the first."""
     scores = chunk.scores
-    for delta in [_delta(item) for item in chunk.deltas] or [{}]:
-        if delta is not None:
-            yield _choice(service, chunk.index, delta, scores)
-            scores = ()
+    deltas = [delta for item in chunk.deltas if (delta := _delta(item)) is not None]
+    for delta in deltas or ([{}] if scores else []):
+        yield _choice(service, chunk.index, delta, scores)
+        scores = ()
 
 
 def _delta(item: Delta) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 import uuid
@@ -248,7 +249,6 @@ class Service:
             assert isinstance(ask.prompt, list)
             return Prepared(ask.prompt, None)
         messages = ask.messages
-        self._check_size(sum(len(message.content) for message in messages))
         return await asyncio.to_thread(self.render, session.history, session.ids, messages, ask.tools, ask.thinking)
 
     def render(
@@ -259,7 +259,10 @@ class Service:
         tools: Sequence[JSON],
         thinking: bool | None,
     ) -> Prepared:
-        """The ids of a conversation, those of `history` taken over."""
+        """The ids of a conversation, those of `history` taken over. Raises ContextOverflow where it cannot fit."""
+        calls = (call for message in messages for call in message.tool_calls)
+        said = sum(len(message.content) for message in messages) + sum(len(call.arguments) for call in calls)
+        self._check_size(said + sum(len(json.dumps(tool, ensure_ascii=False)) for tool in tools))
         spliced = splice(self.template, history, ids, messages, tools or None, thinking=thinking)
         return Prepared(spliced.ids, spliced)
 

@@ -54,6 +54,11 @@ def test_usage_adds_up(server: Live) -> None:
     assert block["finish"] == "length"
 
 
+def test_whole_numbers_may_be_written_as_floats(server: Live) -> None:
+    answer = server.chat(HI, max_tokens=2.0, n=1.0, seed=3.0, dlite={"verify_window": 4.0})
+    assert answer["usage"]["completion_tokens"] == 2
+
+
 def test_a_stream_has_role_pieces_finish_and_usage(server: Live) -> None:
     text, chunks = stream(server)
     assert text.endswith("data: [DONE]\n\n")
@@ -136,6 +141,14 @@ def test_a_call_streams_with_id_name_and_index_first(server: Live) -> None:
     assert {call["index"] for call in calls} == {0}
     assert isinstance(json.loads("".join(call["function"]["arguments"] for call in calls)), dict)
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_streamed_call_loses_no_logprobs(server: Live) -> None:
+    options = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60}
+    whole = server.chat(HI, logprobs=True, **options)["choices"][0]["logprobs"]["content"]
+    _, chunks = stream(server, logprobs=True, **options)
+    scores = [chunk["choices"][0]["logprobs"] or {"content": []} for chunk in chunks]
+    assert [item["token"] for score in scores for item in score["content"]] == [item["token"] for item in whole]
 
 
 def test_a_cut_call_is_reported_as_length(server: Live) -> None:

@@ -166,17 +166,50 @@ def test_malformed_bodies_are_400_in_the_right_shape(server: Live, path: str, bo
         assert error["error"]["type"] == "invalid_request_error"
 
 
-def test_a_huge_prompt_is_refused_quickly_and_a_larger_body_at_once(server: Live) -> None:
-    messages = [{"role": "user", "content": "x" * 10_000_000}]
-    response = server.post("/v1/chat/completions", {"model": MODEL, "messages": messages})
+HUGE = "x" * 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "code"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HUGE}]}, "context_length_exceeded"),
+        ("/v1/completions", {"prompt": HUGE}, "context_length_exceeded"),
+        ("/v1/responses", {"input": HUGE}, "context_length_exceeded"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": HUGE}], "max_tokens": 1}, "context_length_exceeded"),
+        ("/tokenize", {"prompt": HUGE}, "context_length_exceeded"),
+        ("/v1/chat/completions", {"messages": HI, "session_id": HUGE}, "invalid_request"),
+        ("/v1/messages", {"messages": HI, "max_tokens": 10**400}, "invalid_request"),
+        ("/v1/completions", {"prompt": "x", "stop": ["x"] * 1000}, "invalid_request"),
+    ],
+    ids=["chat", "completions", "responses", "messages", "tokenize", "name", "number", "list"],
+)
+def test_what_is_huge_is_refused_in_the_right_shape(server: Live, path: str, fields: dict[str, Any], code: str) -> None:
+    response = server.post(path, {"model": MODEL, **fields})
+    error = response.json()["error"]
     assert response.status_code == 400
-    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
+    assert len(response.content) < 10_000
+
+
+@pytest.mark.parametrize("depth", [60, 500, 900, 925, 935, 945, 960, 990])
+def test_deep_tools_are_refused_wherever_they_are_too_deep(server: Live, depth: int) -> None:
+    """Reading, comparing and rendering each reach their limit at another depth."""
+    nested = b'{"items":' * depth + b"{}" + b"}" * depth
+    tool = b'{"type":"function","function":{"name":"f","parameters":' + nested + b"}}"
+    fields = b'"model":"%s","messages":[{"role":"user","content":"x"}],"max_tokens":1' % MODEL.encode()
+    response = server.post_raw("/v1/chat/completions", b"{" + fields + b',"tools":[' + tool + b"]}")
+    assert response.status_code in (200, 400), response.text
+
+
+def test_a_body_larger_than_the_server_takes_is_refused_at_once(server: Live) -> None:
     assert server.post("/v1/chat/completions", {"x": "x" * (13 << 20)}).status_code == 413
 
 
 def test_unknown_paths_and_methods_are_typed(server: Live) -> None:
     assert server.get("/v1/nothing").json()["error"]["code"] == "not_found"
-    assert server.get("/v1/chat/completions").json()["error"]["code"] == "method_not_allowed"
+    refused = httpx.put(f"{server.url}/v1/sessions/none")
+    assert refused.json()["error"]["code"] == "method_not_allowed"
+    assert refused.headers["allow"] == "DELETE, GET"
 
 
 def test_metrics_and_health(server: Live) -> None:

@@ -1,4 +1,4 @@
-"""The server that the tests of this folder share."""
+"""The servers that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving import Live, close_shared, shared
+from tests.serving import Live, close_shared, live, shared, tiny
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Live]:
+    """The default model."""
     yield shared()
     close_shared()
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A random model, for traffic whose answers do not matter."""
+    with live(tiny(tmp_path_factory.mktemp("tiny"), max_responses=64)) as running:
+        yield running

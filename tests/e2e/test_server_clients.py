@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.serving import MODEL, Live
+from tests.serving import MODEL, Live, events
 
 GREEDY = {"temperature": 0}
 OPENING = "You are a terse assistant in a terminal. Answer in a few words."
@@ -103,6 +105,20 @@ def test_responses_continue_by_id(client: openai.OpenAI) -> None:
     assert other.usage.model_extra["dlite"]["session_id"] != second.usage.model_extra["dlite"]["session_id"]
 
 
+def test_responses_continue_by_re_sent_items(client: openai.OpenAI) -> None:
+    items: list[Any] = [{"role": "user", "content": "Name a river."}]
+    first = client.responses.create(
+        model=MODEL, instructions=OPENING, input=items, max_output_tokens=5, temperature=0, store=False
+    )
+    items += [*first.output, {"role": "user", "content": "Another."}]
+    second = client.responses.create(
+        model=MODEL, instructions=OPENING, input=items, max_output_tokens=4, temperature=0, store=False
+    )
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens == first.usage.total_tokens - 1
+
+
 def test_responses_stream(client: openai.OpenAI) -> None:
     stream = client.responses.create(model=MODEL, input="Say hi.", max_output_tokens=3, temperature=0, stream=True)
     seen = list(stream)
@@ -148,6 +164,37 @@ def test_completions_continue_ids_and_text(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == whole.choices[0].text
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 4
+
+
+def test_completions_prefill_only_what_is_new(client: openai.OpenAI) -> None:
+    """Text comes back as text, so this holds where tokenising it again gives the same ids, as it does here."""
+    prompt = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+    first = client.completions.create(model=MODEL, prompt=prompt, max_tokens=5, temperature=0)
+    longer = f"{prompt}{first.choices[0].text} and"
+    second = client.completions.create(model=MODEL, prompt=longer, max_tokens=2, temperature=0)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert second.usage.prompt_tokens_details.cached_tokens == first.usage.total_tokens - 1
+
+
+def test_curl_streams_and_continues(server: Live) -> None:
+    """A shell script with the history in a file: what it re-sends is the message it put together from the deltas."""
+
+    def ask(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        body = {"model": MODEL, "messages": messages, "max_tokens": 5, "temperature": 0, "stream": True}
+        command = ["curl", "--silent", "--no-buffer", "--data", "@-", "--header", "Content-Type: application/json"]
+        url = f"{server.url}/v1/chat/completions"
+        run = subprocess.run([*command, url], input=json.dumps(body), capture_output=True, text=True, check=True)
+        assert run.stdout.endswith("data: [DONE]\n\n")
+        return events(run.stdout)
+
+    messages = [{"role": "user", "content": "Name a planet, in one word."}]
+    first = ask(messages)
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in first)
+    second = ask([*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "Another."}])
+    cached = second[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == first[-1]["usage"]["total_tokens"] - 1
 
 
 def test_models_tell_the_context_length(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:

@@ -54,6 +54,40 @@ def test_parallel_calls_stream_with_their_own_index(server: Live) -> None:
         assert json.loads("".join(parts)).keys() == {"path"}
 
 
+def test_a_streamed_call_and_its_result_continue_the_session(server: Live) -> None:
+    messages: list[Any] = [*ASK]
+    with openai_client(server) as client:
+        with client.chat.completions.stream(
+            model=MODEL,
+            messages=messages,
+            tools=[READ],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=60,
+            temperature=0,
+            stream_options={"include_usage": True},
+        ) as stream:
+            for _ in stream:
+                pass
+            first = stream.get_final_completion()
+        message = first.choices[0].message
+        assert message.tool_calls
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "It says 42."}
+        messages += [message.model_dump(exclude_none=True), result]
+        second = client.chat.completions.create(
+            model=MODEL,
+            messages=messages,
+            tools=[READ],
+            tool_choice="none",
+            max_tokens=3,
+            temperature=0,
+        )
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert second.usage.prompt_tokens_details.cached_tokens == first.usage.total_tokens - 1
+
+
 def test_structured_output_is_parsed_by_the_sdk(server: Live) -> None:
     with openai_client(server) as client:
         answer = client.chat.completions.parse(
@@ -91,10 +125,16 @@ def test_responses_call_and_continue(server: Live) -> None:
             max_output_tokens=3,
             temperature=0,
         )
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "It says 42."}
+        items: Any = [{"role": "user", "content": "Read a.txt."}, *first.output, output]
+        again = client.responses.create(
+            model=MODEL, input=items, tools=[tool], tool_choice="none", max_output_tokens=3, temperature=0
+        )
     assert json.loads(call.arguments).keys() == {"path"}
     assert first.usage is not None
-    assert second.usage is not None
-    assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
+    for later in (second, again):
+        assert later.usage is not None
+        assert later.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
 
 
 def test_messages_tool_use_async(server: Live) -> None:
