@@ -40,7 +40,8 @@ class Recipe:
 
     The model follows the task's plan, but where several calls a turn are wanted: those it chooses freely.
 
-    kill_after: turns after which the first process is killed.
+    kill_after: turns after which the first process is killed. hidden: tools left out; without `submit` the run goes on
+    to its limit, where this model, free to choose, would hand in an answer at once.
     """
 
     task: str
@@ -49,17 +50,19 @@ class Recipe:
     parallel: bool = False
     output_bytes: int = SMALL_OUTPUT
     kill_after: int | None = None
+    hidden: tuple[str, ...] = ()
     model: dict[str, Any] = field(default_factory=dict)
 
     def options(self, seed: int) -> dict[str, Any]:
         model = {**SMALL_MODEL, "temperature": self.temperature, "seed": seed, "parallel_tool_calls": self.parallel}
         model["plan"] = () if self.parallel else _task(self).plan
         limits = {"turns": self.turns, "output_bytes": self.output_bytes, "seconds": 3600.0}
-        return {"model": model | self.model, "limits": limits, "instructions": INSTRUCTIONS}
+        words = {"instructions": INSTRUCTIONS, "hidden_tools": self.hidden}
+        return {"model": model | self.model, "limits": limits, **words}
 
 
 RECIPES = {
-    "parallel-tools": Recipe("parallel_read", parallel=True, model={"max_tokens": 240}),
+    "parallel-tools": Recipe("parallel_read", turns=6, parallel=True, hidden=("submit",), model={"max_tokens": 240}),
     "failing-test": Recipe("failing_test", model={"max_tokens": 220}),
     "log-hunt": Recipe("log_hunt"),
     "long-read": Recipe("long_read", output_bytes=3000),
