@@ -100,10 +100,10 @@ def test_a_drafter_is_planned_built_trained_and_measured(model: Path, sources: P
         )
     )
     found = evaluate(str(tmp_path / "run" / "drafter"), prompts, target=target, dtype="fp32", max_new=16)
-    rows = {(row["by"], row["group"]): row for row in found.rows()}
-    assert rows.keys() >= {("all", "everything"), ("prompt", "edit"), ("prompt", "log"), ("context", "under 512")}
-    assert 1 <= rows["all", "everything"]["tau"] <= 8
+    groups = {(row["by"], row["group"]): row for row in found.rows()}
+    assert groups.keys() >= {("all", "everything"), ("prompt", "edit"), ("prompt", "log"), ("context", "under 512")}
+    assert 1 <= groups["all", "everything"]["tau"] <= 8
     assert found.speed()["speedup"] > 0
-    assert found.speed()["tau"] == pytest.approx(rows["all", "everything"]["tau"], abs=1e-3)
+    assert found.speed()["tau"] == pytest.approx(groups["all", "everything"]["tau"], abs=1e-3)
     with pytest.raises(InvalidRequest, match="no shipped drafter fits"):
         evaluate("auto", prompts, target=target, dtype="fp32")

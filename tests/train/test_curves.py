@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,7 +18,7 @@ TRAIN = {"loss": 2.5, "prefix": 1.75, "ce": 3.0, "l1": 1.1, "tv": [0.5, 0.6], "t
 HELD_OUT = {"held_out_prefix": 1.5, "held_out_ce": 3.3, "held_out_l1": 1.2, "held_out_tau": 1.444}
 
 
-def _write(run: Path, *rows: dict[str, object]) -> None:
+def _write(run: Path, *rows: dict[str, Any]) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def _batch(cache: Path, model: Drafter, count: int = 12) -> Batch:
     return examples.gather(examples.generated.take(np.arange(count) * 7))
 
 
-def _objective(cache: Path, model: Drafter, tables: TargetTables, **changes: object) -> Objective:
+def _objective(cache: Path, model: Drafter, tables: TargetTables, **changes: Any) -> Objective:
     return Objective(replace(run_settings(cache), **changes), model, tables.embedding, None)
 
 
