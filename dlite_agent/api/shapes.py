@@ -57,7 +57,7 @@ CHAT_MESSAGES = _list(
                 "content": _CONTENT,
                 "name": _or_null(_STRING),
                 "tool_call_id": _or_null(_STRING),
-                "tool_calls": {"type": "null"},
+                "tool_calls": _or_null({"type": "array", "maxItems": 0}),
                 "function_call": {"type": "null"},
                 "reasoning_content": _or_null(_STRING),
                 "reasoning": _or_null(_STRING),

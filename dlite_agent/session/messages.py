@@ -85,10 +85,8 @@ def _normalise_one(raw: JSON, where: str) -> Message | None:
     content = _text(raw.get("content"), role, f"{where}.content")
     if role == "system" and not content and raw.get("content"):
         return None
-    reasoning = raw.get("reasoning_content") or raw.get("reasoning") or ""
-    if not isinstance(reasoning, str):
-        raise InvalidRequest(f"{where}.reasoning_content must be text.", param=f"{where}.reasoning_content")
-    calls = raw.get("tool_calls") or ()
+    reasoning = _string(raw, "reasoning_content", where) or _string(raw, "reasoning", where)
+    calls = () if raw.get("tool_calls") is None else raw["tool_calls"]
     if calls and role != "assistant":
         raise InvalidRequest(f"{where}.tool_calls belong to an assistant message.", param=f"{where}.tool_calls")
     if not isinstance(calls, Sequence) or isinstance(calls, str):
@@ -98,12 +96,12 @@ def _normalise_one(raw: JSON, where: str) -> Message | None:
         content=content,
         reasoning=reasoning if role == "assistant" else "",
         tool_calls=tuple(_call(call, f"{where}.tool_calls[{j}]") for j, call in enumerate(calls)),
-        tool_call_id=_name(raw, "tool_call_id", where),
-        name=_name(raw, "name", where),
+        tool_call_id=_string(raw, "tool_call_id", where),
+        name=_string(raw, "name", where),
     )
 
 
-def _name(raw: JSON, field: str, where: str) -> str:
+def _string(raw: JSON, field: str, where: str) -> str:
     value = raw.get(field)
     if value is None:
         return ""

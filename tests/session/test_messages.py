@@ -60,6 +60,7 @@ def test_one_response_sent_as_several_messages_is_one_again() -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": "", "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": {"a": 1}}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": False}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": ["x"]}, "messages[0].tool_calls[0]"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}, "messages[0].tool_calls[0].function.name"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
