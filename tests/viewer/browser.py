@@ -79,7 +79,7 @@ def say(server: Live, text: str, session: str, *, max_tokens: int = 8, key: str 
 def upload(server: Live, name: str, text: str, *, key: str = KEY) -> str:
     """Gives a file to the server; the reference of its first session."""
     body = {"name": name, "text": text}
-    response = httpx.post(f"{server.url}/v1/viewer/files", json=body, headers=headers(key), timeout=120)
+    response = httpx.post(f"{server.url}/v1/viewer/files", json=body, headers=headers(key), timeout=600)
     assert response.status_code == 200, response.text
     return str(response.json()["sessions"][0])
 
