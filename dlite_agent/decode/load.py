@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from dlite_agent.decode.calibrate import best_window
+from dlite_agent.decode.costs import cost_model
 from dlite_agent.decode.kv import KVPool
 from dlite_agent.decode.paged_kv import PagedKVPool
-from dlite_agent.decode.rounds import Decoder
+from dlite_agent.decode.planner import Planner
+from dlite_agent.decode.rounds import UNKNOWN_RATE, Decoder
 from dlite_agent.model.catalog import load_drafter
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.flash import FlashAttention, load_flash
@@ -56,8 +58,12 @@ def load_runtime(
     model = load_target(str(folder), dtype=dtype, device=device, context_limit=context_limit)
     loaded = load_drafter(drafter, model, anchor_group_size=anchor_group_size)
     decoder = make_decoder(model, loaded, kv_budget)
+    name = f"{model.fingerprint}/{drafter}"
+    prior = [UNKNOWN_RATE] * decoder.proposal_length
     if loaded is not None and "acceptance" in loaded.card:
-        decoder.verify_window = best_window(decoder, loaded.card["acceptance"], f"{model.fingerprint}/{drafter}")
+        prior = loaded.card["acceptance"]
+        decoder.verify_window = best_window(decoder, prior, name)
+    decoder.planner = Planner(prior, cost_model(decoder, name))
     return Runtime(decoder, load_tokenizer(folder), folder)
 
 

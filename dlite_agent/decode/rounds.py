@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from dlite_agent.decode.kv import KVPool
+from dlite_agent.decode.planner import MAX_DRAFT, NOTHING, Plan, Planner
 from dlite_agent.decode.sampling import DRAFT, Sampler, SamplingParams, Window, draw, filtered, verify
 from dlite_agent.decode.state import DecodeState, Mode, TokenScore, Turn
+from dlite_agent.decode.suffix import continuation
 from dlite_agent.decode.text import TextStream
 from dlite_agent.decode.timing import PartSeconds, StepClock
 from dlite_agent.errors import ContextOverflow, InvalidRequest
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from dlite_agent.decode.grammar import Matcher
 
 PREFILL_CHUNK = 512
+UNKNOWN_RATE = 0.5
+"""Acceptance at each position of a drafter whose card does not tell."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class RowFigures:
         context: ids in KV before the step.
         prefilled: prompt rows run; drafted, verified: drafts made and window rows run (0 while prefilling).
         advance: tokens emitted: accepted drafts that were kept, plus one.
+        plan: what was to be drafted, and why.
     """
 
     turn: Turn
@@ -48,6 +53,7 @@ class RowFigures:
     drafted: int
     verified: int
     advance: int
+    plan: Plan = NOTHING
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ class Decoder:
         observer: called with the figures of every step.
 
     Attributes:
-        verify_window: rows of a verify pass for turns that do not say; the whole block unless it is set.
+        verify_window: rows of a verify pass for `dlite` turns that do not say; the whole block unless it is set.
+        planner: decides what is drafted.
         target_forwards, drafter_forwards: how many were made, for tests and figures.
     """
 
@@ -99,6 +106,7 @@ class Decoder:
         self.taps = drafter.config.target_layer_ids if drafter is not None else (target.spec.num_layers - 1,)
         self.proposal_length = drafter.config.proposal_length if drafter is not None else 0
         self.verify_window = self.proposal_length + 1
+        self.planner = Planner([UNKNOWN_RATE] * self.proposal_length)
         self._draft_graphs = None if target.device.type != "cuda" else DraftGraphs(self._draft_greedy)
         self._clock = StepClock(target.device)
 
@@ -139,9 +147,11 @@ class Decoder:
             raise InvalidRequest("max_new_tokens must be at least 1", param="max_new_tokens")
         if mode == "dlite" and self.drafter is None:
             raise InvalidRequest("mode dlite needs a drafter: load one, or use mode ar", param="mode")
-        window = self.verify_window if verify_window is None else verify_window
-        if not 1 <= window <= self.proposal_length + 1:
-            raise InvalidRequest(f"verify_window must be 1..{self.proposal_length + 1}", param="verify_window")
+        widest = MAX_DRAFT + 1 if mode in ("suffix", "mixed") else self.proposal_length + 1
+        usual = self.verify_window if mode in ("ar", "dlite") else widest
+        window = usual if verify_window is None else verify_window
+        if not 1 <= window <= widest:
+            raise InvalidRequest(f"verify_window must be 1..{widest}", param="verify_window")
         if length == 0:
             raise InvalidRequest("a session needs at least one token to start from", param="new_ids")
         if bad := [token for token in new_ids if not 0 <= token < spec.vocab_size]:
@@ -155,6 +165,9 @@ class Decoder:
         device = self.target.device
         prompt = [*state.ids, *new_ids]
         sampler = Sampler(params, prompt=prompt, vocab_size=spec.vocab_size, device=device, matcher=matcher)
+        if mode == "mixed" and sampler.drafts_sampled:
+            # Such a turn's tokens depend on its drafts, so these must not depend on load or company.
+            mode, window = ("dlite", min(window, self.verify_window)) if self.drafter is not None else ("ar", 1)
         ahead = max_new_tokens if headroom is None else min(headroom, max_new_tokens)
         state.kv.reserve(min(length + ahead, limit) + window)
         resumed = not new_ids and len(state.pending) == 1 and state.features is not None
@@ -183,7 +196,8 @@ class Decoder:
         turns = [turn for turn in turns if turn.decoding or not turn.state.pending or chunks.get(id(turn))]
         contexts = [turn.state.boundary for turn in turns]
         self._clock.enter("draft")
-        proposals = self._draft([turn for turn in turns if turn.decoding])
+        plans = self.planner.plan([turn for turn in turns if turn.decoding])
+        proposals = self._draft([turn for turn in turns if turn.decoding], plans)
         self._clock.enter("verify")
         inputs = [self._input(turn, chunks, proposals) for turn in turns]
         logits, taps = self._forward(turns, inputs)
@@ -192,9 +206,16 @@ class Decoder:
         rows = []
         for turn, context, ids, advance in zip(turns, contexts, inputs, advances, strict=True):
             count, decoding = ids.shape[0], id(turn) in proposals
+            plan = plans.get(id(turn), NOTHING)
             drafted = count - 1 if decoding else 0
-            rows.append(RowFigures(turn, context, 0 if decoding else count, drafted, count if decoding else 0, advance))
+            if turn.finish is None:
+                self.planner.record(turn, plan, advance - 1)
+            rows.append(
+                RowFigures(turn, context, 0 if decoding else count, drafted, count if decoding else 0, advance, plan)
+            )
         figures = StepFigures(self._clock.stop(), tuple(rows))
+        if self.planner.costs is not None:
+            self.planner.costs.observe(figures)
         if self.observer is not None:
             self.observer(figures)
         return figures
@@ -208,28 +229,31 @@ class Decoder:
                 budget -= chunks[id(turn)]
         return chunks
 
-    def _draft(self, turns: Sequence[Turn]) -> dict[int, Proposal]:
-        """Proposals by id(turn); an empty one where nothing is worth drafting."""
-        empty = torch.empty(0, dtype=torch.int64, device=self.target.device)
-        proposals = {id(turn): Proposal(empty, None) for turn in turns}
-        wanting = [turn for turn in turns if turn.draft_length(self.proposal_length)]
+    def _draft(self, turns: Sequence[Turn], plans: dict[int, Plan]) -> dict[int, Proposal]:
+        """Proposals by id(turn), as planned."""
+        proposals = {}
+        for turn in turns:
+            plan, ids = plans[id(turn)], turn.state.ids
+            copied = [] if plan.match is None else continuation(ids, plan.match, plan.length)
+            proposals[id(turn)] = Proposal(torch.tensor(copied, dtype=torch.int64, device=self.target.device), None)
+        wanting = [turn for turn in turns if plans[id(turn)].source == "dlite"]
         drafter = self.drafter
         if drafter is None or not wanting:
             return proposals
 
         def shape(turn: Turn) -> tuple[int, int]:
             real = min(drafter.config.anchor_group_size, len(turn.state.ids))
-            return real, drafter.placeholders(turn.draft_length(self.proposal_length))
+            return real, drafter.placeholders(plans[id(turn)].length)
 
         for (real, _), group in groupby(sorted(wanting, key=shape), key=shape):
-            proposals |= self._draft_group(list(group), real)
+            proposals |= self._draft_group(list(group), plans, real)
         return proposals
 
-    def _draft_group(self, turns: list[Turn], real_tokens: int) -> dict[int, Proposal]:
+    def _draft_group(self, turns: list[Turn], plans: dict[int, Plan], real_tokens: int) -> dict[int, Proposal]:
         """One drafter pass for turns whose blocks have the same shape, so that none depends on who else drafts."""
         assert self.drafter is not None
         self.drafter_forwards += 1
-        target, lengths = self.target, [turn.draft_length(self.proposal_length) for turn in turns]
+        target, lengths = self.target, [plans[id(turn)].length for turn in turns]
         features = torch.stack([turn.state.features for turn in turns if turn.state.features is not None])
         tokens = torch.tensor([turn.state.ids[-real_tokens:] for turn in turns], device=target.device)
         sampled = [i for i, turn in enumerate(turns) if turn.sampler.drafts_sampled]

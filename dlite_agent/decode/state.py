@@ -8,10 +8,13 @@ from typing import Literal
 from torch import Tensor
 
 from dlite_agent.decode.kv import SequenceKV
+from dlite_agent.decode.planner import Odds
 from dlite_agent.decode.sampling import Sampler
+from dlite_agent.decode.suffix import SuffixIndex
 from dlite_agent.decode.text import TextStream
 
-Mode = Literal["ar", "dlite"]
+Mode = Literal["ar", "dlite", "suffix", "mixed"]
+"""Drafts: none, the drafter's, copies of the session's own text, or in each round whatever pays most."""
 FinishReason = Literal["eos", "stop", "length", "context"]
 
 
@@ -24,12 +27,15 @@ class DecodeState:
             one id, the anchor.
         features: tapped hidden states [S, H] of ids[boundary - 1], or None where they are not known.
         kept: features by boundary, for the end of each prompt and of each turn.
+        suffix, odds: what copies are drafted from, and how often drafts were right; both come back by themselves.
     """
 
     kv: SequenceKV
     ids: list[int] = field(default_factory=list)
     features: Tensor | None = None
     kept: dict[int, Tensor] = field(default_factory=dict)
+    suffix: SuffixIndex = field(default_factory=SuffixIndex)
+    odds: Odds | None = None
 
     @property
     def boundary(self) -> int:
@@ -53,6 +59,7 @@ class DecodeState:
         """
         if not 0 <= length <= len(self.ids):
             raise ValueError(f"cannot truncate {len(self.ids)} ids to {length}")
+        self.suffix.cut(self.ids, length)
         del self.ids[length:]
         self.kept = {n: features for n, features in self.kept.items() if n <= length}
         if length <= self.boundary:
@@ -108,7 +115,7 @@ class Turn:
 
     def draft_length(self, proposal_length: int) -> int:
         """Drafts worth making in the next round: none beyond what may still be emitted after them."""
-        if self.mode == "ar" or self.state.features is None:
+        if self.mode == "ar":
             return 0
         left = min(self.max_new_tokens - len(self.generated), self.limit - len(self.state.ids))
         return max(0, min(proposal_length, self.verify_window - 1, left - 1))

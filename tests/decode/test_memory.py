@@ -55,7 +55,7 @@ def test_a_long_prompt_needs_no_more_than_a_short_one(tmp_path: Path) -> None:
         "qwen3",
         num_hidden_layers=3,
         hidden_size=256,
-        intermediate_size=1024,
+        intermediate_size=4096,
         num_attention_heads=8,
         num_key_value_heads=1,
         max_position_embeddings=LONG + 200,
@@ -71,7 +71,6 @@ def test_a_long_prompt_needs_no_more_than_a_short_one(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     short, long = json.loads(out.read_text())
-    kv_read = 2 * 16 * LONG * 4
     print(f"prefill of {SHORT}: {short / 2**20:.2f} MiB beyond KV, of {LONG}: {long / 2**20:.2f} MiB")
     assert short > 512 * 256 * 4, "a chunk's activations must show, or nothing was measured"
-    assert long <= short * 1.1 + kv_read
+    assert long <= short * 1.1

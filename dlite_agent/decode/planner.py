@@ -1,0 +1,206 @@
+"""What each row drafts in the next round: from which source, how much, or nothing, by expected tokens a second.
+
+Each source has odds: how often its drafts were accepted in this session so far, DLite's by position in the block, the
+suffix index's by the length of its match. Odds give the expected advance of every choice, the cost model its seconds.
+A batch shares its forward, so the best choice of one row depends on the others': the ratio of all tokens to all seconds
+is maximised by Dinkelbach's method (On Nonlinear Fractional Programming, 1967), starting from the ratio of the round
+before. Speculation that does not pay is thereby off, row by row; a row changes its source for STAY tokens at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dlite_agent.decode.suffix import Match
+
+if TYPE_CHECKING:
+    from dlite_agent.decode.costs import CostModel
+    from dlite_agent.decode.state import Turn
+
+Source = Literal["dlite", "suffix", "none"]
+MAX_DRAFT = 15
+"""Longest suffix draft."""
+STAY = 0.02
+"""Expected tokens that another source must gain over the present one, so that equals do not take turns."""
+ROUNDS = 3
+"""Dinkelbach steps a round; it converges faster than linearly and starts near the end."""
+_MEMORY = 0.98
+"""Share of what is known of a session that one further round leaves standing: recent text counts more."""
+_PRIOR = 6.0
+"""Drafts that the prior odds count for."""
+_BUCKETS = (2, 3, 4, 6, 10, 20)
+_COPY_PRIOR = (0.35, 0.5, 0.6, 0.72, 0.84, 0.93)
+"""Acceptance of a copied token by match length, before a session has shown its own."""
+
+
+class Chance:
+    """A rate with a prior: of `tried` drafts `accepted` were right."""
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._accepted = self._tried = 0.0
+
+    @property
+    def rate(self) -> float:
+        return (self._accepted + _PRIOR * self._prior) / (self._tried + _PRIOR)
+
+    def record(self, accepted: int, tried: int) -> None:
+        self._accepted = self._accepted * _MEMORY + accepted
+        self._tried = self._tried * _MEMORY + tried
+
+
+class Odds:
+    """A session's acceptance by source. `prior`: DLite's rates by position, each given that all before were right."""
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        self._dlite = [Chance(rate) for rate in prior]
+        self._suffix = [Chance(rate) for rate in _COPY_PRIOR]
+
+    def dlite(self) -> list[float]:
+        """Expected advance of drafting 1, 2 .. K tokens."""
+        return [1 + gain for gain in accumulate(accumulate((chance.rate for chance in self._dlite), mul))]
+
+    def suffix(self, match: Match) -> list[float]:
+        """Expected advance of copying 1, 2 .. MAX_DRAFT tokens."""
+        rate = self._suffix[_bucket(match.length)].rate
+        return [1 + gain for gain in accumulate(rate**i for i in range(1, MAX_DRAFT + 1))]
+
+    def record(self, plan: Plan, accepted: int) -> None:
+        """What became of a plan's drafts: so many were right, the next was not if there was one."""
+        tried = min(accepted + 1, plan.length)
+        if plan.match is not None:
+            self._suffix[_bucket(plan.match.length)].record(accepted, tried)
+        elif plan.source == "dlite":
+            for position in range(tried):
+                self._dlite[position].record(int(position < accepted), 1)
+
+
+def _bucket(length: int) -> int:
+    return max(i for i, least in enumerate(_BUCKETS) if length >= least)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row's draft: its source, its length, the match it is copied from, and why."""
+
+    source: Source = "none"
+    length: int = 0
+    match: Match | None = None
+    reason: str = ""
+
+
+NOTHING = Plan()
+
+
+class _Choice(NamedTuple):
+    plan: Plan
+    tokens: float
+    draft_seconds: float
+
+
+class Planner:
+    """Plans rounds for one decoder.
+
+    Args:
+        prior: see `Odds`; empty without a drafter.
+        costs: None plans every mixed row as if drafts were free up to the turn's window.
+    """
+
+    def __init__(self, prior: Sequence[float], costs: CostModel | None = None) -> None:
+        self.prior = tuple(prior)
+        self.costs = costs
+        self._ratio = 0.0
+        self._sources: dict[int, Source] = {}
+
+    def plan(self, turns: Sequence[Turn]) -> dict[int, Plan]:
+        """Plans by id(turn) for turns that decode."""
+        plans = {id(turn): self._fixed(turn) for turn in turns if turn.mode != "mixed"}
+        mixed = [turn for turn in turns if id(turn) not in plans]
+        if mixed:
+            plans |= self._mixed(mixed, plans, turns)
+        self._sources = {key: plan.source for key, plan in plans.items()}
+        return plans
+
+    def _fixed(self, turn: Turn) -> Plan:
+        if turn.mode == "suffix":
+            match, length = _match(turn), turn.draft_length(MAX_DRAFT)
+            return Plan("suffix", length, match) if match is not None and length else NOTHING
+        length = 0 if turn.mode == "ar" or turn.state.features is None else turn.draft_length(len(self.prior))
+        return Plan("dlite", length) if length else NOTHING
+
+    def _choices(self, turn: Turn, drafting: int) -> list[_Choice]:
+        """Everything a row could do. A pass of the drafter is shared by the `drafting` rows of the round before."""
+        costs, odds = self.costs, self._odds(turn)
+        choices = [_Choice(NOTHING, 1.0, 0.0)]
+        match, longest = _match(turn), turn.draft_length(MAX_DRAFT)
+        if match is not None:
+            gains = odds.suffix(match)
+            choices += [_Choice(Plan("suffix", k, match), gains[k - 1], 0.0) for k in range(1, longest + 1)]
+        if turn.state.features is not None:
+            gains = odds.dlite()
+            for k in range(1, min(len(gains), longest) + 1):
+                seconds = 0.0 if costs is None else costs.draft(k, drafting) / drafting
+                choices.append(_Choice(Plan("dlite", k), gains[k - 1], seconds))
+        return choices
+
+    def _odds(self, turn: Turn) -> Odds:
+        if turn.state.odds is None:
+            turn.state.odds = Odds(self.prior)
+        return turn.state.odds
+
+    def record(self, turn: Turn, plan: Plan, accepted: int) -> None:
+        """A round's drafts have been verified: `accepted` of them were right."""
+        if plan.length:
+            self._odds(turn).record(plan, accepted)
+
+    def _mixed(self, mixed: Sequence[Turn], fixed: dict[int, Plan], turns: Sequence[Turn]) -> dict[int, Plan]:
+        drafting = max(1, sum(self._sources.get(id(turn)) == "dlite" for turn in turns))
+        options = {id(turn): self._choices(turn, drafting) for turn in mixed}
+        costs = self.costs
+        if costs is None:
+            return {key: max(choices, key=lambda c: c.tokens).plan for key, choices in options.items()}
+        positions = sum(turn.state.boundary for turn in turns)
+        rows = len(turns) + sum(plan.length for plan in fixed.values())
+        ratio = self._ratio or len(turns) / (costs.verify(rows, positions) + costs.rest)
+        chosen = {key: choices[0] for key, choices in options.items()}
+        for _ in range(ROUNDS):
+            for key, choices in options.items():
+                others = rows + sum(choice.plan.length for choice in chosen.values()) - chosen[key].plan.length
+                chosen[key] = _best(choices, ratio, others, costs, self._sources.get(key, "none"))
+            total = rows + sum(choice.plan.length for choice in chosen.values())
+            seconds = costs.verify(total, positions) + costs.rest + sum(c.draft_seconds for c in chosen.values())
+            ratio = (sum(choice.tokens for choice in chosen.values()) + len(fixed)) / seconds
+        self._ratio = ratio
+        return {key: _explained(choice) for key, choice in chosen.items()}
+
+
+def _best(choices: Sequence[_Choice], ratio: float, rows: int, costs: CostModel, before: Source) -> _Choice:
+    """The choice with the greatest tokens - ratio * seconds, where `rows` are verified beside its drafts."""
+    without = costs.verify(rows, 0)
+
+    def value(choice: _Choice) -> float:
+        seconds = costs.verify(rows + choice.plan.length, 0) - without + choice.draft_seconds
+        return choice.tokens - ratio * seconds + (STAY if choice.plan.source == before else 0.0)
+
+    return max(choices, key=value)
+
+
+def _match(turn: Turn) -> Match | None:
+    index = turn.state.suffix
+    index.grow(turn.state.ids)
+    return index.match(turn.state.ids)
+
+
+def _explained(choice: _Choice) -> Plan:
+    plan = choice.plan
+    if plan.source == "none":
+        reason = "no draft pays"
+    elif plan.match is not None:
+        reason = f"copy after a match of {plan.match.length}"
+    else:
+        reason = "drafts pay"
+    return Plan(plan.source, plan.length, plan.match, f"{reason}: {choice.tokens:.2f} tokens expected")
