@@ -84,5 +84,3 @@ def test_killed_between_turns_and_during_one(server: Live, tmp_path: Path) -> No
 
     for found, wanted in zip(answers, whole, strict=True):
         assert found["choices"][0]["message"] == wanted["choices"][0]["message"]
-        for name in ("rounds", "accepted_tokens", "drafted_tokens", "tau"):
-            assert found["usage"]["dlite"][name] == wanted["usage"]["dlite"][name]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dlite_agent.decode.kv import SequenceKV
+from dlite_agent.decode.planner import Odds
 from dlite_agent.decode.state import DecodeState
 
 
@@ -19,6 +20,7 @@ class HostCopy:
     rows: Tensor
     features: Tensor | None
     kept: dict[int, Tensor]
+    odds: Odds | None
 
     @property
     def tokens(self) -> int:
@@ -34,7 +36,8 @@ class HostCopy:
         if self.rows.shape[3]:
             kv.load(self.rows.to(device))
         last = None if self.features is None else self.features.to(device)
-        return DecodeState(kv, list(self.ids), last, {n: row.to(device) for n, row in self.kept.items()})
+        kept = {n: row.to(device) for n, row in self.kept.items()}
+        return DecodeState(kv, list(self.ids), last, kept, odds=self.odds)
 
 
 class HostTier:
@@ -56,6 +59,7 @@ class HostTier:
             state.kv.export().to("cpu"),
             None if state.features is None else state.features.to("cpu"),
             {n: row.to("cpu") for n, row in state.kept.items()},
+            state.odds,
         )
         self._copies[session] = copy
         self.bytes += copy.bytes
