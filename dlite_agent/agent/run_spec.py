@@ -38,7 +38,7 @@ class ModelOptions(_Strict):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     max_tokens: Positive = 1024
-    mode: Literal["ar", "dlite"] | None = None
+    mode: Mode | None = None
     thinking: bool | None = None
     tool_choice: Literal["auto", "required"] = "required"
     plan: Annotated[tuple[str, ...], Field(strict=False, max_length=64)] = ()

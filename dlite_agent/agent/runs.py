@@ -81,7 +81,7 @@ class AgentRun:
     @property
     def state(self) -> str:
         """running, pausing, paused, interrupted (nothing works on it), or its end."""
-        if self.progress.end is not None and not self.progress.waiting:
+        if self.progress.end is not None and (self.at_rest or not self.progress.waiting):
             return str(self.progress.end)
         if self.at_rest:
             return "interrupted"
@@ -126,7 +126,7 @@ class Runs:
             except (DliteError, KeyError, ValueError) as error:
                 log.error("a run cannot be read", extra={"dlite": {"run": folder.name, "error": str(error)}})
                 continue
-            if run.progress.end is None or run.progress.waiting:
+            if run.progress.end is None or (run.progress.waiting and run.progress.end in CONTINUABLE):
                 try:
                     await run.journal.append({"kind": "process", "wall": time.time()})
                     run.progress.restarts += 1

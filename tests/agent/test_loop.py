@@ -228,6 +228,26 @@ def test_follow_up_is_taken_up_before_the_next_turn_and_after_the_end(tmp_path: 
     assert with_runs(tmp_path, model, work) == ["submitted", "Do it.", "And now the rest."]
 
 
+def test_a_follow_up_behind_the_last_turn_meets_the_limit(tmp_path: Path) -> None:
+    async def work(runs: Runs) -> list[str]:
+        run = await runs.start(spec(limits={"turns": 1}), "")
+        assert run.task is not None
+        await run.task
+        states = [run.state]
+        await runs.follow_up(run, "More.")
+        await run.task
+        return [*states, run.state]
+
+    workspace_in(tmp_path)
+    assert with_runs(tmp_path, Scripted([SUBMIT]), work) == ["submitted", "turn_limit"]
+    # The next server leaves the run at its end.
+    assert with_runs(tmp_path, Scripted([]), _states) == ["turn_limit"]
+
+
+async def _states(runs: Runs) -> list[str]:
+    return [run.state for run in runs.list("")]
+
+
 def test_a_plan_names_the_tools_of_the_first_turns(tmp_path: Path) -> None:
     model = Scripted([shell("true"), shell("true"), SUBMIT])
     finished(tmp_path, model, model={"plan": ("shell", "shell")})
