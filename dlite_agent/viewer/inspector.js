@@ -9,6 +9,7 @@ import { failed } from "./draw.js";
 import { badges, work } from "./turns.js";
 
 const PIECE = 1 << 17;
+const SETTLE = 60;  // milliseconds: going through turns with a held key asks for the last one's texts only
 
 export class Inspector {
   constructor(box, onStep) {
@@ -36,6 +37,8 @@ export class Inspector {
   }
 
   async load(ref, turn, callId, state) {
+    await new Promise((resolve) => setTimeout(resolve, SETTLE));
+    if (this.shownFor !== state) return;
     let found;
     try {
       found = await get("content", { ref, turn: turn.turn });
