@@ -12,6 +12,7 @@ from dlite_agent.trace.events import Mismatch
 from dlite_agent.trace.phases import Timeline, Turn
 from dlite_agent.trace.script import Script
 from dlite_agent.trace.summary import SessionSummary, summarise
+from dlite_agent.trace.wording import times
 
 RECORDING = "recording"
 
@@ -112,6 +113,23 @@ def tool_replays(found: Sequence[Script], views: Sequence[Timeline]) -> list[Too
             )
         replays.append(ToolReplay(script.session, script.timeline.tool_union(), view.tool_union(), calls))
     return replays
+
+
+def measured_lines(item: Comparison) -> list[str]:
+    """What a replay measured, beside what each side's own run predicts."""
+    lines = []
+    for side in item.sides:
+        measured = side.measured
+        if measured is None:
+            continue
+        decode = "" if measured.decode is None else f", S_D {times(measured.decode)}"
+        line = f"{side.side}: measured against {measured.against}: workflow {times(measured.workflow)}{decode}"
+        if side.predicted is not None and side.predicted_to_measured is not None:
+            low_high = f"{times(side.predicted.low)} to {times(side.predicted.high)}"
+            line += f"; predicted from this side alone {times(side.predicted.value)} ({low_high})"
+            line += f", {side.predicted_to_measured:.3f} of the measured"
+        lines.append(line)
+    return lines
 
 
 def step_times(view: Timeline, points: Sequence[Point]) -> StepTimes | None:

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dlite_agent.trace.comparison import RECORDING, Comparison, SideResult, ToolReplay
+from dlite_agent.trace.comparison import RECORDING, Comparison, ToolReplay, measured_lines
 from dlite_agent.trace.events import Mismatch
 from dlite_agent.trace.phases import DECODE_PARTS, PHASES
-from dlite_agent.trace.wording import figures, printable, times
+from dlite_agent.trace.wording import figures, printable
 
 
 def tools_json(found: Sequence[ToolReplay]) -> str:
@@ -79,8 +79,10 @@ def replay_table(found: Sequence[Comparison], *, width: int = 120) -> str:
         console.print(_phases(item))
         console.print(_turns(item))
         for side in item.sides:
-            for line in _side_lines(side):
-                console.print(Text(line))
+            for line in figures(side.summary.amdahl, side.summary.means, None):
+                console.print(Text(f"{side.side}: {line}"))
+        for line in measured_lines(item):
+            console.print(Text(line))
         for line in mismatch_lines(item):
             console.print(Text(f"- {line}"))
         console.print()
@@ -127,20 +129,6 @@ def _turns(item: Comparison) -> Table:
 
 def _ratio(base: float, other: float) -> str:
     return f"{base / other:.2f}x" if base > 0 and other > 0 else ""
-
-
-def _side_lines(side: SideResult) -> list[str]:
-    lines = [f"{side.side}: {line}" for line in figures(side.summary.amdahl, side.summary.means, None)]
-    measured = side.measured
-    if measured is not None:
-        decode = "" if measured.decode is None else f", decode {times(measured.decode)}"
-        line = f"{side.side}: measured against {measured.against}: workflow {times(measured.workflow)}{decode}"
-        if side.predicted is not None and side.predicted_to_measured is not None:
-            low_high = f"{times(side.predicted.low)} to {times(side.predicted.high)}"
-            line += f"; predicted from this side alone {times(side.predicted.value)} ({low_high})"
-            line += f", {side.predicted_to_measured:.3f} of the measured"
-        lines.append(line)
-    return lines
 
 
 def mismatch_lines(item: Comparison) -> list[str]:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.trace.amdahl import Estimate, StepTimes
+from dlite_agent.trace.comparison import Comparison, comparisons, measured_lines
 from dlite_agent.trace.formats import load
 from dlite_agent.trace.phases import PHASES, Timeline, timelines
 from dlite_agent.trace.report_html import to_html
@@ -51,7 +52,8 @@ def report_command(
         if log.cut_bytes:
             problems.append(f"{path.name}: the last line was half written; {log.cut_bytes} bytes left out")
     report = summarise(views, step_times, problems)
-    text = {"table": to_table, "json": to_json, "html": to_html}[fmt](report)
+    replays = comparisons(views)
+    text = {"table": to_table, "json": to_json, "html": to_html}[fmt](report, replays)
     if out is not None:
         try:
             out.write_text(text, encoding="utf-8")
@@ -60,9 +62,26 @@ def report_command(
     return text
 
 
-def to_json(report: Report) -> str:
+def to_json(report: Report, replays: Sequence[Comparison] = ()) -> str:
     """The whole report as JSON. A bound without limit is the text "inf"; null means not known."""
-    return json.dumps(_plain(dataclasses.asdict(report)), indent=1, allow_nan=False) + "\n"
+    whole = dataclasses.asdict(report) | {"replays": [_measured(item) for item in replays]}
+    return json.dumps(_plain(whole), indent=1, allow_nan=False) + "\n"
+
+
+def _measured(item: Comparison) -> dict[str, Any]:
+    """What a replay measured; the sides' own figures stand among the sessions, by name."""
+    sides = [
+        {
+            "side": side.side,
+            "session": side.session,
+            "measured": None if side.measured is None else dataclasses.asdict(side.measured),
+            "predicted": side.predicted,
+            "predicted_to_measured": side.predicted_to_measured,
+            "mismatches": len(side.mismatches),
+        }
+        for side in item.sides
+    ]
+    return {"original": item.original, "base": item.base, "tokens": item.tokens, "sides": sides}
 
 
 def _plain(value: Any) -> Any:
@@ -75,13 +94,16 @@ def _plain(value: Any) -> Any:
     return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
-def to_table(report: Report, *, width: int = 120) -> str:
+def to_table(report: Report, replays: Sequence[Comparison] = (), *, width: int = 120) -> str:
     """The report as text tables."""
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=False, color_system=None, markup=False)
     for session in report.sessions:
         _session(console, session)
     _fleet(console, report)
+    for item in replays:
+        for line in measured_lines(item):
+            console.print(Text(printable(f"replay of {item.original}, {line}")))
     for problem in report.problems:
         console.print(Text(f"! {printable(problem)}"))
     return text.getvalue()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dlite_agent.trace.amdahl import workflow_speedup
+from dlite_agent.trace.comparison import Comparison, measured_lines
 from dlite_agent.trace.phases import PHASES
 from dlite_agent.trace.summary import Report, SessionSummary
 from dlite_agent.trace.wording import figures, printable, spread_line, times
@@ -45,7 +46,7 @@ def _e(text: object) -> str:
     return html.escape(printable(str(text)), quote=True)
 
 
-def to_html(report: Report) -> str:
+def to_html(report: Report, replays: Sequence[Comparison] = ()) -> str:
     """The report as a page that opens without a network."""
     fleet = report.fleet
     parts = [
@@ -65,6 +66,8 @@ def to_html(report: Report) -> str:
         parts.append(_distribution(report.sessions))
     if report.t_ar_source is not None:
         parts.append(f"<p class=soft>T_AR from: {_e(report.t_ar_source)}</p>")
+    measured = [f"replay of {item.original}, {line}" for item in replays for line in measured_lines(item)]
+    parts.append(_lines(measured))
     parts += [_session(session) for session in report.sessions]
     parts.append(_lines(report.problems))
     parts.append("</body></html>\n")

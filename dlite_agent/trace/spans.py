@@ -10,6 +10,9 @@ from pydantic import model_validator
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.trace.event_base import Count, Seconds, Span
 
+Mode = Literal["ar", "dlite", "suffix", "mixed"]
+"""As in decode/state.py, which this floor does not load for its weight."""
+
 
 class Queue(Span):
     """Waiting for admission or, after a pre-emption, for readmission."""
@@ -53,13 +56,18 @@ class Round(NamedTuple):
     verified: int
     context: int
     batch: int
+    source: str = ""
+    expected: float = 0.0
 
 
 class Rounds(Span):
-    """Consecutive decode rounds of one turn, stored as columns. `at` is seconds after `t`."""
+    """Consecutive decode rounds of one turn, stored as columns. `at` is seconds after `t`.
+
+    `source` says what was drafted and why, `expected` what advance that promised; both are empty where nobody planned.
+    """
 
     kind: Literal["rounds"] = "rounds"
-    mode: Literal["ar", "dlite"] = "dlite"
+    mode: Mode = "dlite"
     context: Count
     at: list[Seconds]
     wall: list[Seconds]
@@ -70,20 +78,22 @@ class Rounds(Span):
     drafted: list[Count]
     verified: list[Count]
     batch: list[Count]
+    source: list[str] = []
+    expected: list[float] = []
 
     @model_validator(mode="after")
     def _columns(self) -> Self:
         columns = (self.wall, self.t_d, self.t_v, self.t_s, self.advance, self.drafted, self.verified, self.batch)
         if any(len(column) != len(self.at) for column in columns):
             raise ValueError(f"every column needs one value a round ({len(self.at)} in `at`)")
+        if any(column and len(column) != len(self.at) for column in (self.source, self.expected)):
+            raise ValueError("source and expected have one value a round, or none at all")
         if any(value < 0 for column in (self.at, self.wall, self.t_d, self.t_v, self.t_s) for value in column):
             raise ValueError("seconds of a round cannot be negative")
         return self
 
     @classmethod
-    def of(
-        cls, segment: str, session: str, turn: int, rounds: Iterable[Round], mode: Literal["ar", "dlite"] = "dlite"
-    ) -> Self:
+    def of(cls, segment: str, session: str, turn: int, rounds: Iterable[Round], mode: Mode = "dlite") -> Self:
         """Pack rounds of one turn. Raises InvalidRequest when empty or when the context does not follow the advances.
 
         Seconds are kept to 0.1 microsecond.
@@ -117,6 +127,8 @@ class Rounds(Span):
             drafted=[row.drafted for row in rows],
             verified=[row.verified for row in rows],
             batch=[row.batch for row in rows],
+            source=[row.source for row in rows] if any(row.source for row in rows) else [],
+            expected=[round(row.expected, 2) for row in rows] if any(row.source for row in rows) else [],
         )
 
     def rows(self) -> list[Round]:
@@ -136,6 +148,8 @@ class Rounds(Span):
                     self.verified[i],
                     context,
                     self.batch[i],
+                    self.source[i] if self.source else "",
+                    self.expected[i] if self.expected else 0.0,
                 )
             )
             context += self.advance[i]

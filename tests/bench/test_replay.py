@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 
@@ -17,7 +18,10 @@ from dlite_agent.trace.comparison import RECORDING, comparisons
 from dlite_agent.trace.events import AnyEvent, Event, TurnEnd
 from dlite_agent.trace.log import Log, dump_lines, parse_lines
 from dlite_agent.trace.phases import timelines
+from dlite_agent.trace.report import to_json, to_table
+from dlite_agent.trace.report_html import to_html
 from dlite_agent.trace.script import NotReplayable, scripts
+from dlite_agent.trace.summary import summarise
 from tests.replays import record, start_engine
 
 SIDES = parse_sides("ar,dlite,dlite:verify_window=3")
@@ -83,6 +87,11 @@ def test_prediction_from_one_side_alone(make_decoder: Callable[..., Decoder]) ->
     assert dlite.mismatches == []
     assert dlite.summary.amdahl is not None
     assert dlite.predicted_to_measured is not None
+    report, replays = summarise(timelines(log)), comparisons(timelines(log))
+    assert "replay of s, dlite: measured against ar: workflow" in to_table(report, replays)
+    assert "replay of s, dlite: measured against ar" in to_html(report, replays)
+    (read,) = json.loads(to_json(report, replays))["replays"]
+    assert read["sides"][1]["measured"]["workflow"] == pytest.approx(dlite.measured.workflow)  # type: ignore[union-attr]
     # A tiny model's steps are all overhead and this machine is shared: the tight bound is the soak's.
     assert 0.6 < dlite.predicted_to_measured < 1.6
 

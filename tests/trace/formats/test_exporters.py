@@ -13,7 +13,7 @@ import pytest
 
 from dlite_agent.errors import InvalidRequest, NotFound
 from dlite_agent.trace.events import Segment, ToolEnd, ToolStart, Unknown
-from dlite_agent.trace.formats import EXPORTS, convert, load, loads
+from dlite_agent.trace.formats import EXPORTS, convert, load, loads, post
 from dlite_agent.trace.formats.atif import to_atif
 from dlite_agent.trace.formats.build import Document
 from dlite_agent.trace.formats.chrome import to_chrome
@@ -251,6 +251,19 @@ def test_otlp_over_http(receiver: tuple[str, type[_Receiver]]) -> None:
     request = to_otlp(sample.log())
     send(url, request)
     assert handler.got == [("/v1/traces", "application/json", request)]
+
+
+def test_a_session_file_goes_to_a_receiver(receiver: tuple[str, type[_Receiver]], tmp_path: Path) -> None:
+    url, handler = receiver
+    source = tmp_path / "s.jsonl"
+    source.write_text(dump_lines([*sample.events("a"), *sample.events("b")[1:]]))
+    post(source, "otel", url, session="b")
+    ((path, _, request),) = handler.got
+    assert path == "/v1/traces"
+    assert {values(span).get("gen_ai.conversation.id") for span in spans(request)} == {"b", None}
+    with pytest.raises(InvalidRequest, match="goes to a file") as caught:
+        post(source, "atif", url)
+    assert caught.value.param == "to"
 
 
 @pytest.mark.parametrize(
