@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.trace.event_base import Count, Seconds, Span
@@ -78,8 +78,8 @@ class Rounds(Span):
     drafted: list[Count]
     verified: list[Count]
     batch: list[Count]
-    source: list[str] = []
-    expected: list[float] = []
+    source: list[str] = Field(default_factory=list)
+    expected: list[float] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _columns(self) -> Self:
