@@ -71,7 +71,7 @@ def model_info(target: Target = "smollm2-135m") -> None:
 def generate(
     prompt: Annotated[str | None, typer.Option(help="A user message.")] = None,
     messages: Annotated[Path | None, typer.Option(help="JSON file with a list of messages.")] = None,
-    mode: Annotated[str, typer.Option(help="ar or dlite.")] = "dlite",
+    mode: Annotated[str, typer.Option(help="ar, dlite, suffix or mixed.")] = "dlite",
     max_new_tokens: int = 256,
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -101,11 +101,11 @@ def generate(
         seed=seed,
         verification=verification,  # type: ignore[arg-type]  # checked by SamplingParams
     )
-    if mode not in ("ar", "dlite"):
-        raise InvalidRequest(f"mode must be ar or dlite, not {mode!r}", param="mode")
+    if mode not in ("ar", "dlite", "suffix", "mixed"):
+        raise InvalidRequest(f"mode must be ar, dlite, suffix or mixed, not {mode!r}", param="mode")
     runtime = load_runtime(
         target=target,
-        drafter=drafter if mode == "dlite" else "none",
+        drafter=drafter if mode in ("dlite", "mixed") else "none",
         dtype=dtype,
         device=device,
         threads=threads,

@@ -23,6 +23,7 @@ def bench_decode(
     temperature: float = 0.0,
     seed: int | None = None,
     verification: Annotated[str, typer.Option(help="match or rejection.")] = "match",
+    modes: Annotated[str, typer.Option(help="ar and what to compare with it.")] = "ar,dlite,suffix,mixed",
     verify_window: Window = None,
     target: Target = "smollm2-135m",
     drafter: DrafterOption = "auto",
@@ -31,7 +32,7 @@ def bench_decode(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """AR and DLite on the same prompts in one run, alternating."""
+    """AR and every other mode on the same prompts in one run, taking turns."""
     from dlite_agent.bench import decode
     from dlite_agent.decode.load import load_runtime
     from dlite_agent.decode.sampling import SamplingParams
@@ -51,15 +52,22 @@ def bench_decode(
     console = Console()
 
     def progress(row: dict[str, Any]) -> None:
-        ratio = "-" if row["speedup"] is None else f"{row['speedup']:.2f}x"
-        console.print(f"{row['id']}: {row['tokens']} tokens, tau {row['tau']:.2f}, {ratio}", highlight=False)
+        ratios = (f"{mode} {'-' if ratio is None else f'{ratio:.2f}x'}" for mode, ratio in row["speedup"].items())
+        console.print(f"{row['id']}: {row['tokens']} tokens, {', '.join(ratios)}", highlight=False)
 
     result = decode.bench_decode(
-        runtime, found, params, max_new_tokens=max_new_tokens, verify_window=verify_window, on_row=progress
+        runtime,
+        found,
+        params,
+        max_new_tokens=max_new_tokens,
+        modes=decode.modes_of(modes),
+        verify_window=verify_window,
+        on_row=progress,
     )
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1))
-    console.print(decode_bench_table(result))
+    for table in decode_bench_table(result):
+        console.print(table)
 
 
 @bench_app.command("executor")

@@ -36,23 +36,34 @@ def figures_table(figures: RunFigures) -> list[Table]:
     return [phases, advances]
 
 
-def decode_bench_table(result: dict[str, Any]) -> Table:
-    """The result of `bench decode`."""
-    table = Table(title=f"AR against DLite, {result['prompts']} prompts, {result['dtype']}", title_justify="left")
-    spread = result["speedup_per_prompt"]
-    columns = {
-        "speed-up": f"{result['speedup']:.2f}x",
-        "per prompt": f"{spread['median']:.2f}x ({spread['min']:.2f}-{spread['max']:.2f})",
-        "tau": f"{result['tau']:.2f}",
-        **{name.upper(): f"{1e3 * result[name]:.1f} ms" for name in ("t_ar", "t_d", "t_v", "t_s")},
-        "context": "-".join(str(n) for n in result["context"]),
-        "batch": str(result["batch"]),
-        "same tokens": f"{result['same_tokens']}/{result['prompts']}",
-    }
+def decode_bench_table(result: dict[str, Any]) -> list[Table]:
+    """The result of `bench decode`: modes against AR, then the speed-ups by kind of text."""
+    context = "-".join(str(n) for n in result["context"])
+    table = Table(
+        title=f"against AR: {result['prompts']} prompts, {result['dtype']} ({result['kernel']}), T_AR "
+        f"{1e3 * result['t_ar']:.1f} ms, context {context}, batch {result['batch']}",
+        title_justify="left",
+    )
+    columns = ("mode", "speed-up", "per prompt", "tau", "T_D ms", "T_V ms", "T_S ms", "same tokens", "rounds by source")
     for name in columns:
-        table.add_column(name, justify="right")
-    table.add_row(*columns.values())
-    return table
+        table.add_column(name, justify="left" if name == "mode" else "right")
+    for mode, found in result["modes"].items():
+        spread = found["speedup_per_prompt"]
+        table.add_row(
+            mode,
+            f"{found['speedup']:.2f}x",
+            f"{spread['median']:.2f}x ({spread['min']:.2f}-{spread['max']:.2f})",
+            f"{found['tau']:.2f}",
+            *(f"{1e3 * found[part]:.1f}" for part in ("t_d", "t_v", "t_s")),
+            f"{found['same_tokens']}/{result['prompts']}",
+            ", ".join(f"{source} {count}" for source, count in found["sources"].items()),
+        )
+    kinds = Table(title="speed-up by kind of text", title_justify="left")
+    for name in ("kind", *result["modes"]):
+        kinds.add_column(name, justify="left" if name == "kind" else "right")
+    for kind, ratios in result["kinds"].items():
+        kinds.add_row(kind, *("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios.values()))
+    return [table, kinds]
 
 
 def device_bench_table(result: dict[str, Any]) -> Table:

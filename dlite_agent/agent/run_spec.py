@@ -7,6 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dlite_agent.trace.spans import Mode
+
 BUNDLES = ("edit", "files", "git", "shell", "submit", "tests")
 """The bundles that ship in `tools/`."""
 

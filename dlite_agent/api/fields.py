@@ -13,6 +13,7 @@ from starlette.requests import Request
 from dlite_agent.api import problems
 from dlite_agent.api.service import Ask, Caller, Service
 from dlite_agent.decode.sampling import SamplingParams
+from dlite_agent.decode.state import Mode
 from dlite_agent.errors import InvalidRequest, NotFound
 from dlite_agent.session.identity import session_name
 from dlite_agent.session.messages import JSON
@@ -46,7 +47,7 @@ class DliteOptions(Strict):
     timeout: seconds until the request is given up, queue included.
     """
 
-    mode: Literal["ar", "dlite"] | None = None
+    mode: Mode | None = None
     verify_window: Annotated[Int, Field(ge=1, le=64)] | None = None
     verification: Literal["match", "rejection"] = "match"
     on_conflict: Literal["refuse", "wait"] | None = None

@@ -44,6 +44,7 @@ class Metrics:
         self.drafts = counter("vllm:spec_decode_num_drafts", "Rounds with drafts.")
         self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
         self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
+        self.rounds = counter("dlite:rounds", "Rounds by what was drafted, and why nothing was.", "source")
         self.parts = counter("dlite:decode_seconds", "Seconds of rounds, a turn's own view.", "part")
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
         self.per_token = histogram(
@@ -81,6 +82,7 @@ class Metrics:
             self.drafts.inc(row.drafted > 0)
             self.drafted.inc(row.drafted)
             self.accepted.inc(row.advance - 1)
+            self.rounds.labels(row.source.split(": match")[0]).inc()
             for part, seconds in (("draft", row.t_d), ("verify", row.t_v), ("rest", row.t_s)):
                 self.parts.labels(part).inc(seconds)
         self.first_token.observe(first - figures.queued)

@@ -195,7 +195,7 @@ _DLITE = _object(
     {
         "session_id": _STRING,
         "turn": _COUNT,
-        "mode": _one_of("ar", "dlite"),
+        "mode": _one_of("ar", "dlite", "suffix", "mixed"),
         "finish": _STRING,
         **{
             f"{phase}_seconds": _NUMBER

@@ -1,4 +1,4 @@
-"""`bench decode`: autoregressive and DLite decoding on the same prompts, alternating, in one run."""
+"""`bench decode`: all modes of decoding on the same prompts, taking turns, in one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from dlite_agent.decode.generate import generate
 from dlite_agent.decode.load import Runtime, chat_ids
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.state import Mode
+from dlite_agent.errors import InvalidRequest
 from dlite_agent.train.data import Request
+
+MODES: tuple[Mode, ...] = ("ar", "dlite", "suffix", "mixed")
+
+
+def modes_of(text: str) -> tuple[Mode, ...]:
+    """Modes from `ar,dlite,..`. Raises InvalidRequest unless ar is there, and something to compare with it."""
+    names = [name.strip() for name in text.split(",")]
+    modes = tuple(mode for mode in MODES if mode in names)
+    if "ar" not in modes or len(modes) < 2 or len(modes) != len(names):
+        raise InvalidRequest(f"modes must be ar and some of {', '.join(MODES[1:])}, not {text!r}", param="modes")
+    return modes
 
 
 def bench_decode(
@@ -20,60 +32,96 @@ def bench_decode(
     params: SamplingParams,
     *,
     max_new_tokens: int,
+    modes: Sequence[Mode] = MODES,
     verify_window: int | None = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Decode every prompt in both modes, the order swapped from prompt to prompt, after one unmeasured warm-up.
+    """Decode every prompt in every mode, the order turned from prompt to prompt, after an unmeasured warm-up.
+
+    Args:
+        modes: `ar`, which all others are compared with, and some others.
+        verify_window: of `dlite`.
 
     Returns:
         `tau`, `speedup` (ratio of decode seconds per token over all prompts, prefill excluded), median `t_ar`, `t_d`,
-        `t_v`, `t_s` in seconds, the median and spread of the per-prompt ratio, then `rows`.
+        `t_v`, `t_s` in seconds, median and spread of the per-prompt ratio, all for `dlite` (or the last mode, if that
+        is not among them); `mixed_speedup`; the same per mode in `modes`; speed-ups by kind of text in `kinds`; `rows`.
     """
-    both: dict[Mode, list[RunFigures]] = {"ar": [], "dlite": []}
+    runs: dict[Mode, list[RunFigures]] = {mode: [] for mode in modes}
     rows: list[dict[str, Any]] = []
-    _decode(runtime, prompts[0], params, 8, "ar", None)
-    _decode(runtime, prompts[0], params, 8, "dlite", verify_window)
+    for mode in modes:
+        _decode(runtime, prompts[0], params, 8, mode, None)
     for index, prompt in enumerate(prompts):
-        order: tuple[Mode, ...] = ("ar", "dlite") if index % 2 == 0 else ("dlite", "ar")
+        turned = index % len(modes)
         done = {}
-        for mode in order:
+        for mode in (*modes[turned:], *modes[:turned]):
             window = verify_window if mode == "dlite" else None
             done[mode] = _decode(runtime, prompt, params, max_new_tokens, mode, window)
-            both[mode].append(done[mode][1])
-        ar, dlite = done["ar"], done["dlite"]
-        rows.append(
-            {
-                "id": prompt.id,
-                "tokens": len(dlite[0]),
-                "same_tokens": ar[0] == dlite[0],
-                "tau": dlite[1].tau,
-                "speedup": ar[1].seconds_per_token / dlite[1].seconds_per_token if dlite[1].advances else None,
-                "ar": ar[1].summary(),
-                "dlite": dlite[1].summary(),
-            }
-        )
+            runs[mode].append(done[mode][1])
+        rows.append(_row(prompt, done))
         if on_row is not None:
             on_row(rows[-1])
-    ar_all, dlite_all = merged(both["ar"]), merged(both["dlite"])
-    ratios = sorted(row["speedup"] for row in rows if row["speedup"] is not None)
+    found: dict[Mode, dict[str, Any]] = {mode: _summary(mode, runs, rows) for mode in modes if mode != "ar"}
+    main = found["dlite"] if "dlite" in found else found[modes[-1]]
     return {
-        "tau": dlite_all.tau,
-        "speedup": ar_all.seconds_per_token / dlite_all.seconds_per_token,
-        "t_ar": ar_all.median("wall"),
-        "t_d": dlite_all.median("draft"),
-        "t_v": dlite_all.median("verify"),
-        "t_s": dlite_all.median("rest"),
-        "speedup_per_prompt": {"median": statistics.median(ratios), "min": ratios[0], "max": ratios[-1]},
-        "same_tokens": sum(row["same_tokens"] for row in rows),
+        **main,
+        "mixed_speedup": found["mixed"]["speedup"] if "mixed" in found else None,
+        "t_ar": merged(runs["ar"]).median("wall"),
         "prompts": len(rows),
         "batch": 1,
-        "context": dlite_all.summary()["context"],
-        "advances": dlite_all.summary()["advances"],
+        "context": merged(runs["ar"]).summary()["context"],
         "verify_window": verify_window or runtime.decoder.verify_window,
         "dtype": runtime.decoder.target.precision.name,
         "kernel": runtime.decoder.target.precision.kernel,
+        "modes": found,
+        "kinds": _kinds(prompts, runs),
         "rows": rows,
     }
+
+
+def _row(prompt: Request, done: dict[Mode, tuple[list[int], RunFigures]]) -> dict[str, Any]:
+    ids, ar = done["ar"]
+    others = {mode: run for mode, run in done.items() if mode != "ar"}
+    return {
+        "id": prompt.id,
+        "kind": prompt.kind,
+        "tokens": len(ids),
+        "same_tokens": {mode: generated == ids for mode, (generated, _) in others.items()},
+        "speedup": {mode: _speedup(ar, figures) for mode, (_, figures) in others.items()},
+        **{mode: figures.summary() for mode, (_, figures) in done.items()},
+    }
+
+
+def _speedup(ar: RunFigures, other: RunFigures) -> float | None:
+    """None where an answer was over before the first round."""
+    return ar.seconds_per_token / other.seconds_per_token if other.advances and ar.advances else None
+
+
+def _summary(mode: Mode, runs: dict[Mode, list[RunFigures]], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    together = merged(runs[mode])
+    ratios = sorted(row["speedup"][mode] for row in rows if row["speedup"][mode] is not None)
+    return {
+        "tau": together.tau,
+        "speedup": _speedup(merged(runs["ar"]), together),
+        "t_d": together.median("draft"),
+        "t_v": together.median("verify"),
+        "t_s": together.median("rest"),
+        "speedup_per_prompt": {"median": statistics.median(ratios), "min": ratios[0], "max": ratios[-1]},
+        "same_tokens": sum(row["same_tokens"][mode] for row in rows),
+        "advances": together.summary()["advances"],
+        "sources": together.summary()["sources"],
+    }
+
+
+def _kinds(prompts: Sequence[Request], runs: dict[Mode, list[RunFigures]]) -> dict[str, dict[str, float | None]]:
+    """Speed-up of each mode by kind of text."""
+    found: dict[str, dict[str, float | None]] = {}
+    for kind in sorted({prompt.kind for prompt in prompts}):
+        mine = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
+        ar = merged([runs["ar"][i] for i in mine])
+        others = {mode: [run[i] for i in mine] for mode, run in runs.items() if mode != "ar"}
+        found[kind] = {str(mode): _speedup(ar, merged(run)) for mode, run in others.items()}
+    return found
 
 
 def _decode(

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dlite_agent.decode.engine import Engine
 from dlite_agent.decode.grammar import Constraint, Grammars
@@ -60,9 +60,10 @@ def parse_sides(text: str) -> list[Side]:
     for name in filter(None, (part.strip() for part in text.split(","))):
         mode, _, option = name.partition(":")
         key, _, value = option.partition("=")
-        if mode not in ("ar", "dlite") or (option and (key != "verify_window" or not value.isdigit())):
+        if mode not in get_args(Mode) or (option and (key != "verify_window" or not value.isdigit())):
             raise InvalidRequest(
-                f"There is no side {name!r}; a side is ar, dlite or dlite:verify_window=N.", param="compare"
+                f"There is no side {name!r}; a side is one of {', '.join(get_args(Mode))}, or dlite:verify_window=N.",
+                param="compare",
             )
         sides.append(Side(name, mode, int(value) if option else None))  # type: ignore[arg-type]  # checked above
     if not sides or len({side.name for side in sides}) < len(sides):

@@ -467,7 +467,7 @@ class Engine:
         if row.verified:
             parts = (seconds.draft, seconds.verify, seconds.rest)
             sizes = (row.advance, row.drafted, row.verified, row.context, step.batch)
-            figures.rounds.append(RoundFact(start, seconds.wall, *parts, *sizes))
+            figures.rounds.append(RoundFact(start, seconds.wall, *parts, *sizes, row.plan.label, row.plan.expected))
         else:
             figures.prefills.append(PrefillFact(start, seconds.wall, row.prefilled, row.context, step.batch))
             if not row.advance:

@@ -62,6 +62,7 @@ class RunFigures:
             "tau": self.tau,
             "rounds": len(self.rounds),
             "advances": dict(sorted(Counter(self.advances).items())),
+            "sources": dict(sorted(Counter(row.plan.source for step in self.rounds for row in step.rows).items())),
             "t_d": self.median("draft"),
             "t_v": self.median("verify"),
             "t_s": self.median("rest"),

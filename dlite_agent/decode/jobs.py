@@ -44,6 +44,8 @@ class RoundFact(NamedTuple):
     verified: int
     context: int
     batch: int
+    source: str = ""
+    expected: float = 0.0
 
 
 @dataclass

@@ -10,7 +10,7 @@ before. Speculation that does not pay is thereby off, row by row; a row changes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -85,12 +85,24 @@ def _bucket(length: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """One row's draft: its source, its length, the match it is copied from, and why."""
+    """One row's draft: its source, its length, the match it is copied from, and the advance that it promised.
+
+    `expected` is 0 where the mode, not the odds, decided.
+    """
 
     source: Source = "none"
     length: int = 0
     match: Match | None = None
-    reason: str = ""
+    expected: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """Source and reason in a word or two, for the trace."""
+        if self.match is not None:
+            return f"suffix: match of {self.match.length}"
+        if self.source == "none":
+            return "none: no draft pays" if self.expected else "none"
+        return self.source
 
 
 NOTHING = Plan()
@@ -175,7 +187,7 @@ class Planner:
             seconds = costs.verify(total, positions) + costs.rest + sum(c.draft_seconds for c in chosen.values())
             ratio = (sum(choice.tokens for choice in chosen.values()) + len(fixed)) / seconds
         self._ratio = ratio
-        return {key: _explained(choice) for key, choice in chosen.items()}
+        return {key: replace(choice.plan, expected=choice.tokens) for key, choice in chosen.items()}
 
 
 def _best(choices: Sequence[_Choice], ratio: float, rows: int, costs: CostModel, before: Source) -> _Choice:
@@ -193,14 +205,3 @@ def _match(turn: Turn) -> Match | None:
     index = turn.state.suffix
     index.grow(turn.state.ids)
     return index.match(turn.state.ids)
-
-
-def _explained(choice: _Choice) -> Plan:
-    plan = choice.plan
-    if plan.source == "none":
-        reason = "no draft pays"
-    elif plan.match is not None:
-        reason = f"copy after a match of {plan.match.length}"
-    else:
-        reason = "drafts pay"
-    return Plan(plan.source, plan.length, plan.match, f"{reason}: {choice.tokens:.2f} tokens expected")

@@ -66,8 +66,10 @@ def test_bench_decode_writes_its_figures(default_folder: Path, tmp_path: Path) -
         "--dtype", "fp32",
     )  # fmt: skip
     result = json.loads(out.read_text())
-    for name in ("tau", "speedup", "t_ar", "t_d", "t_v", "t_s"):
+    for name in ("tau", "speedup", "mixed_speedup", "t_ar", "t_d", "t_v", "t_s"):
         assert result[name] > 0
+    assert result["modes"].keys() == {"dlite", "suffix", "mixed"}
+    assert all(found["same_tokens"] == 2 for found in result["modes"].values())
     assert [row["id"] for row in result["rows"]] == ["0", "1"]
     assert result["same_tokens"] == 2
     assert "T_AR" in done.stdout
