@@ -88,7 +88,8 @@ export class TurnList {
   step(by) {
     if (!this.rows.length) return;
     const index = this.rows.findIndex((turn) => turn.turn === this.selected);
-    const next = index < 0 ? (by > 0 ? 0 : this.rows.length - 1) : Math.min(Math.max(index + by, 0), this.rows.length - 1);
+    const from = index >= 0 ? index : by > 0 ? -1 : this.rows.length;
+    const next = Math.min(Math.max(from + by, 0), this.rows.length - 1);
     this.choose(this.rows[next].turn);
   }
 
