@@ -348,9 +348,11 @@ class Page {
   }
 
   listFailed(error) {
+    if (error.status === 401) {
+      if (!$("key-dialog").open) this.askKey(this.asked ? "This key is not accepted." : null);
+      this.asked = true;
+    }
     if (this.view === null && !this.loading) this.stateProblem("The sessions cannot be read", error);
-    if (error.status === 401 && !$("key-dialog").open) this.askKey(this.asked ? "This key is not accepted." : null);
-    this.asked = true;
   }
 
   counted(total) {
