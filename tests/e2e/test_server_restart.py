@@ -39,7 +39,8 @@ def streamed(server: Served, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """An answer put together from its stream, which is left at its last event."""
     body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 10, "ignore_eos": True}
     url = f"{server.url}/v1/chat/completions"
-    text, usage = "", {}
+    text = ""
+    usage: dict[str, Any] = {}
     with httpx.stream("POST", url, json=body | {"stream": True, "session_id": "mine"}, timeout=240) as stream:
         for line in stream.iter_lines():
             if line == "data: [DONE]":
