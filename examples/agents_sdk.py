@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 from agents import Agent, MaxTurnsExceeded, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 from openai import AsyncOpenAI
+from pydantic import Field
 
 STOCK = {"bolts": 40, "nuts": 12}
 asked: list[str] = []
 
 
 @function_tool
-def stock(item: str) -> int:
+def stock(item: Annotated[str, Field(max_length=16)]) -> int:
     """How many of an item are in stock."""
     asked.append(item)
     return STOCK.get(item, 0)

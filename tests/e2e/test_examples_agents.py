@@ -6,13 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 
-from tests.serving import MODEL, Live
+from tests.serving import Live, live, tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server of a tiny random model: the grammar makes its calls, and what they say does not matter here."""
+    with live(tiny(tmp_path_factory.mktemp("tiny"))) as served:
+        yield served
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> str:
@@ -30,7 +39,7 @@ def run(command: list[str], cwd: Path, **environment: str) -> str:
 
 
 def test_openai_agents_sdk(server: Live, tmp_path: Path) -> None:
-    said = json.loads(run([str(EXAMPLES / "agents_sdk.py"), server.url, MODEL], tmp_path))
+    said = json.loads(run([str(EXAMPLES / "agents_sdk.py"), server.url, server.service.model], tmp_path))
     assert said["asked"]
     (first, _), (second, cached) = said["usages"][:2]
     assert cached >= first
@@ -57,8 +66,8 @@ print(json.dumps({"status": result["exit_status"], "level": str(environment.leve
 
 def test_mini_swe_agent_with_our_model_and_our_sandbox(server: Live, tmp_path: Path) -> None:
     config = yaml.safe_load((EXAMPLES / "mini_swe_agent.yaml").read_text())
-    config["model"]["model_name"] = f"openai/{MODEL}"
-    config["model"]["model_kwargs"] |= {"api_base": f"{server.url}/v1", "max_tokens": 80}
+    config["model"]["model_name"] = f"openai/{server.service.model}"
+    config["model"]["model_kwargs"] |= {"api_base": f"{server.url}/v1", "max_tokens": 40}
     config["agent"]["step_limit"] = 2
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     workspace = tmp_path / "work"
