@@ -195,6 +195,7 @@ def serve(
     max_queued_tokens: Annotated[int, typer.Option(help="Prompt tokens that may wait.")] = 1 << 18,
     request_seconds: Annotated[float, typer.Option(help="Deadline of a request, queue included.")] = 1800.0,
     drain_seconds: Annotated[float, typer.Option(help="What runs may go on for so long after SIGTERM.")] = 30.0,
+    mode: Annotated[str, typer.Option(help="How to decode unless a request says: ar, dlite, suffix, mixed.")] = "mixed",
     share_prefixes: Annotated[bool, typer.Option(help="Copy equal prompt prefixes across API keys too.")] = False,
     session_conflict: Annotated[str, typer.Option(help="A busy session: refuse (409) or wait.")] = "refuse",
     log_content: Annotated[bool, typer.Option(help="Write prompts and answers to the log.")] = False,
@@ -225,6 +226,7 @@ def serve(
                 max_queued_tokens=max_queued_tokens,
                 request_seconds=request_seconds,
                 share_prefixes=share_prefixes,
+                mode=mode,  # type: ignore[arg-type]  # checked by SchedulerSettings
             ),
             server=config.ServerSettings(
                 host=host,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from dlite_agent.errors import InvalidRequest
 
 DEFAULT_TARGET_NAME = "smollm2-135m"
+Mode = Literal["ar", "dlite", "suffix", "mixed"]
+"""Drafts: none, the drafter's, copies of the session's own text, or in each round what promises most."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class SchedulerSettings:
         headroom: KV positions reserved ahead of a growing answer.
         request_seconds: default deadline of a request, queue included.
         share_prefixes: copy a common prompt prefix's KV from another key's session too.
+        mode: how turns decode that do not say; None is `dlite` where there is a drafter, else `ar`.
     """
 
     max_running: int = 16
@@ -64,11 +67,14 @@ class SchedulerSettings:
     headroom: int = 256
     request_seconds: float = 1800.0
     share_prefixes: bool = False
+    mode: Mode | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_queued", "max_queued_tokens", "prefill_chunk", "prefill_chunk_beside"):
             _at_least(self, name, 1)
         _at_least(self, "headroom", 1)
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise InvalidRequest(f"mode must be one of {', '.join(get_args(Mode))}, not {self.mode!r}", param="mode")
         if not self.request_seconds > 0:
             raise InvalidRequest("request_seconds must be above 0", param="request_seconds")
 

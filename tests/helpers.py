@@ -23,10 +23,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.kv import KVPool
 from dlite_agent.decode.rounds import Decoder, StepFigures
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import DecodeState, Mode, Turn
+from dlite_agent.decode.state import DecodeState, Turn
 from dlite_agent.decode.text import TextStream
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.drafter_config import DrafterConfig

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dlite_agent.config import SchedulerSettings
+from dlite_agent.config import Mode, SchedulerSettings
 from dlite_agent.decode.engine import Engine
 from dlite_agent.decode.jobs import Finished, Generation, Reply
 from dlite_agent.decode.load import Runtime
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import Mode
 from dlite_agent.trace.events import AnyEvent, Segment, SessionStart, ToolEnd, ToolStart
 from dlite_agent.trace.log import Log
 from dlite_agent.trace.turns import TurnFacts, turn_events

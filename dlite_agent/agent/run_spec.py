@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dlite_agent.trace.spans import Mode
+from dlite_agent.config import Mode
 
 BUNDLES = ("edit", "files", "git", "shell", "submit", "tests")
 """The bundles that ship in `tools/`."""

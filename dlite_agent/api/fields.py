@@ -12,8 +12,8 @@ from starlette.requests import Request
 
 from dlite_agent.api import problems
 from dlite_agent.api.service import Ask, Caller, Service
+from dlite_agent.config import Mode
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import Mode
 from dlite_agent.errors import InvalidRequest, NotFound
 from dlite_agent.session.identity import session_name
 from dlite_agent.session.messages import JSON

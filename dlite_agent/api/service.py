@@ -15,13 +15,12 @@ from dlite_agent.api.keeper import Keeper
 from dlite_agent.api.recorder import Asked, Recorder
 from dlite_agent.api.stored import ResponseStore
 from dlite_agent.api.turns import Choice, Run
-from dlite_agent.config import Settings
+from dlite_agent.config import Mode, Settings
 from dlite_agent.decode.engine import DeadlineExceeded, Engine
 from dlite_agent.decode.grammar import Constraint, Grammars, json_answer
 from dlite_agent.decode.jobs import Generation
 from dlite_agent.decode.load import Runtime
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import Mode
 from dlite_agent.errors import ContextOverflow, DliteError, InvalidRequest, NotFound
 from dlite_agent.session.history import History, Prompt, splice
 from dlite_agent.session.identity import SessionName

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.figures import RunFigures, merged
 from dlite_agent.decode.generate import generate
 from dlite_agent.decode.load import Runtime, chat_ids
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import Mode
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.train.data import Request
 

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.load import make_decoder
 from dlite_agent.decode.rounds import Decoder, StepFigures
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import DecodeState, Mode
+from dlite_agent.decode.state import DecodeState
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.drafter_config import DrafterConfig

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.engine import Engine
 from dlite_agent.decode.grammar import Constraint, Grammars
 from dlite_agent.decode.jobs import Failed, Finished, Generation, Reply
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import Mode
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.trace.calibration import Point
 from dlite_agent.trace.comparison import RECORDING

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.generate import generate
 from dlite_agent.decode.load import Runtime, chat_ids
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import DecodeState, Mode
+from dlite_agent.decode.state import DecodeState
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.history import History, Turn
 from dlite_agent.session.opening import fingerprint_of

@@ -366,7 +366,7 @@ class Engine:
         tier, figures.reason = job.placed or (tier, reason or generation.unstored)
         state = self._states[generation.key]
         job.committed = len(state.ids)
-        figures.mode = generation.mode or ("ar" if decoder.drafter is None else "dlite")
+        figures.mode = generation.mode or self.settings.mode or ("ar" if decoder.drafter is None else "dlite")
         while True:
             try:
                 job.turn = decoder.begin(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.figures import RunFigures
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import DecodeState, Mode, Turn
+from dlite_agent.decode.state import DecodeState, Turn
 from dlite_agent.decode.text import TextStream
 
 

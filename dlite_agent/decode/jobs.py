@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import FinishReason, Mode, TokenScore, Turn
+from dlite_agent.decode.state import FinishReason, TokenScore, Turn
 from dlite_agent.errors import DliteError
 
 if TYPE_CHECKING:

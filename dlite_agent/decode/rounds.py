@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.kv import KVPool
 from dlite_agent.decode.planner import MAX_DRAFT, NOTHING, Plan, Planner
 from dlite_agent.decode.sampling import DRAFT, Sampler, SamplingParams, Window, draw, filtered, verify
-from dlite_agent.decode.state import DecodeState, Mode, TokenScore, Turn
+from dlite_agent.decode.state import DecodeState, TokenScore, Turn
 from dlite_agent.decode.suffix import continuation
 from dlite_agent.decode.text import TextStream
 from dlite_agent.decode.timing import PartSeconds, StepClock

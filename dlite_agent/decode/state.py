@@ -7,14 +7,13 @@ from typing import Literal
 
 from torch import Tensor
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.kv import SequenceKV
 from dlite_agent.decode.planner import Odds
 from dlite_agent.decode.sampling import Sampler
 from dlite_agent.decode.suffix import SuffixIndex
 from dlite_agent.decode.text import TextStream
 
-Mode = Literal["ar", "dlite", "suffix", "mixed"]
-"""Drafts: none, the drafter's, copies of the session's own text, or in each round whatever pays most."""
 FinishReason = Literal["eos", "stop", "length", "context"]
 
 

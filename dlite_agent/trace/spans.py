@@ -7,11 +7,9 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from dlite_agent.config import Mode
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.trace.event_base import Count, Seconds, Span
-
-Mode = Literal["ar", "dlite", "suffix", "mixed"]
-"""As in decode/state.py, which this floor does not load for its weight."""
 
 
 class Queue(Span):

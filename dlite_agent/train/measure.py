@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.figures import RunFigures, merged
 from dlite_agent.decode.generate import generate
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import Mode
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.train.collect import loop_cut
 from dlite_agent.train.data import Encode, Request

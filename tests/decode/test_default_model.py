@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.rounds import Decoder
-from dlite_agent.decode.state import Mode
 from dlite_agent.model.catalog import load_drafter
 from dlite_agent.model.target import Rows, Target
 from tests.helpers import GREEDY, MODES, make_drafter, pool_for, run_turn

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.costs import CostModel, Curve
 from dlite_agent.decode.planner import MAX_DRAFT, Odds, Plan, Planner
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import Mode
 from dlite_agent.decode.suffix import Match
 from dlite_agent.model.target import Target
 from tests.helpers import GREEDY, pool_for, prompt, run_batch, run_turn, successor_drafter

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import SamplingParams
-from dlite_agent.decode.state import Mode
 from dlite_agent.model.target import Rows
 from tests.helpers import GREEDY, advances, prompt, relative_error, run_turn
 
