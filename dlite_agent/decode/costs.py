@@ -20,6 +20,7 @@ from dlite_agent.model.target import Rows
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXTS = (64, 2048)
+BATCH = 8
 _REPEATS = 5
 _FAST, _SLOW = 0.2, 0.02
 _OUTLIER = 4.0
@@ -60,6 +61,7 @@ class CostModel:
         verify: points (rows, seconds) at no context worth counting.
         a_position: seconds that each cached position of each row's sequence adds.
         draft: points (steps, seconds) for one row; None without a drafter.
+        a_row: share of its cost that each further row adds to a draft.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class CostModel:
         verify: Sequence[tuple[int, float]],
         a_position: float,
         draft: Sequence[tuple[int, float]] | None,
+        a_row: float = 0.5,
     ) -> None:
         self._verify = Curve(verify)
         self._a_position = a_position
         self._draft = None if draft is None else Curve(draft)
+        self._a_row = a_row
         self._rest = 0.0
 
     def verify(self, rows: int, positions: int) -> float:
@@ -78,10 +82,10 @@ class CostModel:
         return self._verify(rows) + self._verify.factor * self._a_position * positions
 
     def draft(self, steps: int, rows: int) -> float:
-        """A draft of `steps` tokens for each of `rows` sequences; the pass is shared, half of it grows with rows."""
+        """A draft of `steps` tokens for each of `rows` sequences, in one pass."""
         if self._draft is None or not steps or not rows:
             return 0.0
-        return self._draft(steps) * (1 + 0.5 * (rows - 1))
+        return self._draft(steps) * (1 + self._a_row * (rows - 1))
 
     @property
     def rest(self) -> float:
@@ -97,7 +101,7 @@ class CostModel:
             self._verify.observe(rows, max(bare, 0.2 * step.seconds.verify))
         steps = [row.drafted for row in step.rows if row.plan.source == "dlite"]
         if self._draft is not None and steps:
-            self._draft.observe(max(steps), step.seconds.draft / (1 + 0.5 * (len(steps) - 1)))
+            self._draft.observe(max(steps), step.seconds.draft / (1 + self._a_row * (len(steps) - 1)))
         self._rest += _FAST * (step.seconds.rest - self._rest)
 
 
@@ -112,8 +116,10 @@ def cost_model(decoder: Decoder, name: str) -> CostModel:
     if decoder.drafter is None:
         return CostModel(list(zip(ROWS, verify, strict=True)), a_position, None)
     steps = sorted({1, 2, 4, decoder.proposal_length} & set(range(1, decoder.proposal_length + 1)))
-    draft = remember(f"draft {name} {steps}", lambda: _measure_draft(decoder, steps))
-    return CostModel(list(zip(ROWS, verify, strict=True)), a_position, list(zip(steps, draft, strict=True)))
+    draft = remember(f"draft {name} {steps}", lambda: _measure_draft(decoder, steps, 1))
+    batch = remember(f"draft {name} {steps[-1:]} batch {BATCH}", lambda: _measure_draft(decoder, steps[-1:], BATCH))
+    a_row = max(batch[0] / draft[-1] - 1, 0.0) / (BATCH - 1)
+    return CostModel(list(zip(ROWS, verify, strict=True)), a_position, list(zip(steps, draft, strict=True)), a_row)
 
 
 @torch.inference_mode()
@@ -137,11 +143,12 @@ def _measure_verify(decoder: Decoder, context: int, rows: Sequence[int]) -> list
 
 
 @torch.inference_mode()
-def _measure_draft(decoder: Decoder, steps: Sequence[int]) -> list[float]:
+def _measure_draft(decoder: Decoder, steps: Sequence[int], batch: int) -> list[float]:
     target, drafter = decoder.target, decoder.drafter
     assert drafter is not None
-    features = torch.zeros(1, len(decoder.taps), target.spec.hidden_size, device=target.device, dtype=target.dtype)
-    anchor = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    shape = (batch, len(decoder.taps), target.spec.hidden_size)
+    features = torch.zeros(shape, device=target.device, dtype=target.dtype)
+    anchor = torch.zeros(batch, 1, dtype=torch.int64, device=target.device)
     seconds: list[list[float]] = [[] for _ in steps]
     for _ in range(_REPEATS + 1):
         for count, times in zip(steps, seconds, strict=True):
