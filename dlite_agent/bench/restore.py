@@ -123,9 +123,11 @@ def _row(runtime: Runtime, prompt: list[int], repeats: int, new_tokens: int) -> 
             return found.apply(decoder.open().kv, decoder.target.device)
 
         def anew() -> DecodeState:
+            # All but the anchor, as the others come back: with the boundary's features and one id ahead of it.
             made = decoder.open()
-            generate(decoder, made, ids, SamplingParams(), max_new_tokens=1, mode="ar")
-            made.truncate(len(ids))
+            generate(decoder, made, ids[:-1], SamplingParams(), max_new_tokens=1, mode="ar")
+            made.truncate(len(ids) - 1)
+            made.ids.append(ids[-1])
             return made
 
         ways = dict(zip(WAYS, (from_host, from_disk, anew), strict=True))

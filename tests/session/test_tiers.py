@@ -122,7 +122,7 @@ def test_without_any_store_the_host_keeps_and_what_is_dropped_is_computed_again(
 
 def test_a_session_is_prefetched_before_its_tool_returns(replica: Make) -> None:
     """A tool that always takes the same time, on a device where holding is dear and waiting dearer."""
-    costs = {"host_bytes_s": 2e6, "disk_bytes_s": 0.0, "wait_share": 50.0, "device_gb": 1e-4, "host_price": 1e-6}
+    costs = {"host_bytes_s": 1e9, "disk_bytes_s": 0.0, "wait_share": 50.0, "device_gb": 1e-4, "host_price": 1e-6}
     one = replica(store=False, positions=360, costs=costs)
     done = one.turn("s", prompt(300), tool="make")
     for _ in range(64):

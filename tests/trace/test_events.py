@@ -12,9 +12,11 @@ from dlite_agent.trace.events import (
     ClientIdle,
     Foreign,
     Mask,
+    Mismatch,
     Model,
     Outage,
     Prefill,
+    Replayed,
     Round,
     Rounds,
     TurnEnd,
@@ -30,6 +32,8 @@ _MORE: list[AnyEvent] = [
     Model(segment="g", t=1.0, end=2.0, session="s", turn=0, inferred=True),
     ClientIdle(segment="g", t=1.0, end=2.0, session="s", turn=0, waiting="user"),
     Outage(segment="g", t=1.0, previous="f", seconds=None, reason="killed"),
+    Replayed(segment="g", t=1.0, session="s", original="r", side="ar", wait="none"),
+    Mismatch(segment="g", t=1.0, session="s", turn=0, what="token", against="ar", position=3, expected=7, found=8),
     Foreign(segment="g", t=1.0, source="pi", raw={"type": "compaction", "deep": [None, {"x": None}]}),
 ]
 

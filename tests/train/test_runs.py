@@ -21,7 +21,7 @@ from dlite_agent.train.teacher import Teacher
 from dlite_agent.train.trainer import TargetTables, Trainer
 from tests.train.conftest import run_settings
 
-STEPS = 12
+STEPS = 24
 ROUTES: dict[str, dict[str, Any]] = {
     "direct": {"scheduled_sampling": 0.3, "short_block": 3},
     "teacher": {"history": {"window": 6}},
@@ -85,20 +85,32 @@ def _state(folder: Path) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     return [*saved["drafter"].values(), *moments, saved["rng"]], [{key: row[key] for key in kept} for row in rows]
 
 
+def _wait_for_checkpoints(folder: Path, count: int) -> None:
+    """Until so many have been written from now on; there is one a step."""
+    path = folder / "checkpoint.pt"
+    last = path.stat().st_mtime_ns if path.exists() else None
+    deadline = time.monotonic() + 120
+    while count:
+        assert time.monotonic() < deadline, "the run writes no checkpoints"
+        now = path.stat().st_mtime_ns if path.exists() else None
+        if now != last:
+            last, count = now, count - 1
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_run_killed_at_three_random_moments_ends_like_an_uninterrupted_one(
     route: str, trainers: Trainers, teacher_folder: Path, train_cache: Path, tmp_path: Path
 ) -> None:
     changes = {"route": route, "steps": STEPS, "checkpoint_minutes": 0.0, "evaluate_steps": 0, **ROUTES[route]}
     changes["two_stage"] = {"teacher": str(teacher_folder), "distil": 0.25, "transition": 0.25}
-    began = time.monotonic()
     trainers.start(train_cache, tmp_path / "whole", changes)
     assert trainers.ended() == [0]
-    seconds = time.monotonic() - began
     moments = random.Random(time.time_ns())
     for _ in range(3):
         (trainer,) = trainers.start(train_cache, tmp_path / "cut", changes)
-        time.sleep(seconds * moments.uniform(0.05, 0.3))
+        _wait_for_checkpoints(tmp_path / "cut", moments.randint(1, 4))
+        time.sleep(moments.uniform(0, 0.01))
         os.kill(trainer, signal.SIGKILL)
         assert trainers.ended() == [-signal.SIGKILL]
     trainers.start(train_cache, tmp_path / "cut", changes)
