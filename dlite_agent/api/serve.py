@@ -95,6 +95,7 @@ def serve(settings: Settings, agents: RunsSettings = NO_RUNS) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
+            listener.listen()  # who comes while the model loads waits instead of being refused
         except OSError as error:
             raise InvalidRequest(
                 f"cannot listen on {address[0]}:{address[1]}: {error.strerror}", param="port"

@@ -133,11 +133,13 @@ def test_events_tell_the_turn(server: Live) -> None:
     name = new_name()
     server.chat(say("Hello there."), session_id=name, max_tokens=3)
     seen = events(server.get(f"/v1/sessions/{name}/events?follow=false").text)
-    kinds = [event["kind"] for event in seen]
-    assert kinds == ["segment", "session_start", "turn_start", "queue", "restore", "prefill", "rounds", "turn_end"]
-    assert seen[-1]["output_tokens"] == 3
-    assert sum(seen[-2]["advance"]) == 2
-    assert "messages" not in seen[2]
+    told = {event["kind"]: event for event in seen}
+    order = ["segment", "session_start", "turn_start", "queue", "restore", "prefill", "rounds", "turn_end"]
+    # Calibration points and the time around the phases may come in between.
+    assert [kind for kind in told if kind in order] == order
+    assert told["turn_end"]["output_tokens"] == 3
+    assert sum(told["rounds"]["advance"]) == 2
+    assert "messages" not in told["turn_start"]
 
 
 def test_events_arrive_while_they_happen(server: Live) -> None:
