@@ -27,8 +27,8 @@ $(READY): pyproject.toml Makefile
 	$(PYTHON) -m pip install --quiet torch==2.13.0
 	$(PYTHON) -m pip install --quiet -e '.[dev]'
 	$(VENV)/bin/dlite-agent model pull
-	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium || sudo apt-get install -y \
-		--no-install-recommends chromium || { echo "run: apt-get install -y --no-install-recommends chromium"; exit 1; }
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y --no-install-recommends chromium) \
+		|| { echo "run as root: apt-get install -y --no-install-recommends chromium"; exit 1; }
 	touch $@
 
 clean:
