@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from dlite_agent.cli_sessions import sessions_app
 from dlite_agent.cli_trace import convert, replay, report
 from dlite_agent.cli_train import train_app
 from dlite_agent.cli_watch import watch
+from dlite_agent.config import Mode
 from dlite_agent.errors import DliteError, InvalidRequest
 from dlite_agent.options import Device, DrafterOption, Dtype, GroupSize, Target, Threads, Window
 
@@ -101,8 +102,8 @@ def generate(
         seed=seed,
         verification=verification,  # type: ignore[arg-type]  # checked by SamplingParams
     )
-    if mode not in ("ar", "dlite", "suffix", "mixed"):
-        raise InvalidRequest(f"mode must be ar, dlite, suffix or mixed, not {mode!r}", param="mode")
+    if mode not in get_args(Mode):
+        raise InvalidRequest(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}", param="mode")
     runtime = load_runtime(
         target=target,
         drafter=drafter if mode in ("dlite", "mixed") else "none",

@@ -7,6 +7,7 @@ from typing import Any
 
 from dlite_agent.agent.journal import Record
 from dlite_agent.agent.run_spec import End
+from dlite_agent.session import messages
 from dlite_agent.session.messages import Message, ToolCall
 
 
@@ -117,15 +118,8 @@ class Progress:
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """A message in OpenAI's shape."""
-    out: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        out["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        out["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
+    """A message in OpenAI's shape, a tool's with its name."""
+    out = messages.message_json(message)
     if message.tool_call_id:
         out |= {"tool_call_id": message.tool_call_id, "name": message.name}
     return out

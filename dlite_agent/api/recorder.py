@@ -16,6 +16,7 @@ from dlite_agent.api.metrics import Metrics
 from dlite_agent.decode.jobs import TurnFigures
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.errors import DliteError
+from dlite_agent.session import messages
 from dlite_agent.session.deltas import ParsedCall
 from dlite_agent.session.messages import Message
 from dlite_agent.session.registry import Session
@@ -316,14 +317,7 @@ def _unusual(params: SamplingParams) -> dict[str, Any]:
 
 def message_dict(message: Message) -> dict[str, Any]:
     """A message in OpenAI's shape."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        found["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
+    found = messages.message_json(message)
     if message.role == "tool":
         found["tool_call_id"] = message.tool_call_id
     return found
@@ -335,10 +329,7 @@ def message_json(answer: Answer) -> dict[str, Any]:
     if answer.message.reasoning:
         message["reasoning_content"] = answer.message.reasoning
     if answer.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls
-        ]
+        message["tool_calls"] = messages.calls_json(answer.calls)
     elif message["content"] is None:
         message["content"] = ""
     return message

@@ -13,7 +13,7 @@ from pydantic import Field
 from dlite_agent.api import problems
 from dlite_agent.api.fields import Name, Strict, caller_of, read, service_of
 from dlite_agent.api.service import Service
-from dlite_agent.api.stream import EventStream, frame
+from dlite_agent.api.stream import EventStream, follow, frame
 from dlite_agent.session.registry import Session
 from dlite_agent.session.store.base import Entry
 from dlite_agent.trace.events import KnownEvent, dump
@@ -107,16 +107,14 @@ async def _frames(
     past: list[KnownEvent], mailbox: asyncio.Queue[KnownEvent | None] | None, pause: float
 ) -> AsyncIterator[bytes]:
     for event in past:
-        yield frame(dump(event), event.kind)
-    while mailbox is not None:
-        try:
-            coming = await asyncio.wait_for(mailbox.get(), pause)
-        except TimeoutError:
-            yield b": idle\n\n"
-            continue
-        if coming is None:
-            return
-        yield frame(dump(coming), coming.kind)
+        yield _frame(event)
+    if mailbox is not None:
+        async for part in follow(mailbox, pause, _frame):
+            yield part
+
+
+def _frame(event: KnownEvent) -> bytes:
+    return frame(dump(event), event.kind)
 
 
 @router.get("/v1/sessions/{session_id:path}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
+
+from dlite_agent.config import Mode
 
 Schema = dict[str, Any]
 
@@ -195,7 +197,7 @@ _DLITE = _object(
     {
         "session_id": _STRING,
         "turn": _COUNT,
-        "mode": _one_of("ar", "dlite", "suffix", "mixed"),
+        "mode": _one_of(*get_args(Mode)),
         "finish": _STRING,
         **{
             f"{phase}_seconds": _NUMBER

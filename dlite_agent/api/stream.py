@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from dlite_agent.api.problems import Json, encode
 from dlite_agent.api.turns import Answer, Run, Waiting
 from dlite_agent.decode.engine import Cancelled
+from dlite_agent.trace.events import KnownEvent
 
 T = TypeVar("T")
 
@@ -21,6 +22,21 @@ def frame(data: Any, event: str | None = None) -> bytes:
     """One event; `data` is JSON, or text to be sent as it is."""
     head = f"event: {event}\n".encode() if event else b""
     return head + b"data: " + (data.encode() if isinstance(data, str) else encode(data)) + b"\n\n"
+
+
+async def follow(
+    mailbox: asyncio.Queue[KnownEvent | None], pause: float, frame_of: Callable[[KnownEvent], bytes]
+) -> AsyncIterator[bytes]:
+    """Frames of what arrives in a mailbox, and a comment after each `pause` seconds without any; None ends it."""
+    while True:
+        try:
+            coming = await asyncio.wait_for(mailbox.get(), pause)
+        except TimeoutError:
+            yield b": idle\n\n"
+            continue
+        if coming is None:
+            return
+        yield frame_of(coming)
 
 
 def comment(waiting: Waiting) -> bytes:

@@ -15,7 +15,7 @@ from pydantic import Field
 from dlite_agent.api import problems
 from dlite_agent.api.fields import Strict, caller_of, read, service_of
 from dlite_agent.api.runs import runs_of
-from dlite_agent.api.stream import EventStream, frame
+from dlite_agent.api.stream import EventStream, follow, frame
 from dlite_agent.api.viewer_library import Library
 from dlite_agent.api.viewer_view import MAX_PIECE, content, overview, parts, piece, rounds_between
 from dlite_agent.errors import InvalidRequest, NotFound
@@ -161,12 +161,5 @@ async def live(request: Request, ref: Ref) -> Response:
 
 async def _notices(mailbox: asyncio.Queue[Any], pause: float) -> AsyncIterator[bytes]:
     yield b": open\n\n"
-    while True:
-        try:
-            coming = await asyncio.wait_for(mailbox.get(), pause)
-        except TimeoutError:
-            yield b": idle\n\n"
-            continue
-        if coming is None:
-            return
-        yield frame({"kind": coming.kind}, coming.kind)
+    async for part in follow(mailbox, pause, lambda event: frame({"kind": event.kind}, event.kind)):
+        yield part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from dlite_agent.config import Mode
 from dlite_agent.decode.figures import RunFigures, merged
@@ -14,7 +14,7 @@ from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.train.data import Request
 
-MODES: tuple[Mode, ...] = ("ar", "dlite", "suffix", "mixed")
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def modes_of(text: str) -> tuple[Mode, ...]:

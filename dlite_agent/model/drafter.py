@@ -223,14 +223,7 @@ class Drafter(nn.Module):
     def _fuse(self, precision: Precision) -> FusedDraft | None:
         """The native draft, where the linears are native ones and the widths suit it."""
         config = self.config
-        widths = Widths(
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.intermediate_size,
-            config.norm_eps,
-        )
+        widths = Widths.of(config)
         queries = config.anchor_group_size + config.proposal_length
         few = len(config.target_layer_ids) + queries <= CHUNK
         if not precision.native or not widths.suit or config.rank % PANEL or not few:

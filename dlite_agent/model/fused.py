@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from dlite_agent.model.attention import ContiguousKV, Span
+from dlite_agent.model.drafter_config import DrafterConfig
 from dlite_agent.model.native import PANEL, CLinear, NativeLinear, library
 from dlite_agent.model.rope import RotaryTable
+from dlite_agent.model.spec import ModelSpec
 
 MAX_ROWS = 64
 """Above it a batch is wide enough for torch's attention to be the faster one."""
@@ -101,6 +103,17 @@ class Widths:
     head_dim: int
     inner: int
     eps: float
+
+    @classmethod
+    def of(cls, shape: ModelSpec | DrafterConfig) -> Widths:
+        return cls(
+            shape.hidden_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.intermediate_size,
+            shape.norm_eps,
+        )
 
     @property
     def suit(self) -> bool:

@@ -93,20 +93,12 @@ class Target:
 
     def _fuse(self) -> FusedForward | None:
         """The native forward for small batches, where the linears are native ones and the widths suit it."""
-        spec, head = self.spec, self._head
-        widths = Widths(
-            spec.hidden_size,
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            spec.intermediate_size,
-            spec.norm_eps,
-        )
+        head, widths = self._head, Widths.of(self.spec)
         if not isinstance(head, NativeLinear) or not widths.suit:
             return None
         parts = [LayerParts(**vars(layer)) for layer in self._layers]
         layers = FusedLayers(widths, parts, final_norm=self._final_norm, rotary=self._rotary, head=head)
-        return FusedForward(layers, spec.vocab_size)
+        return FusedForward(layers, self.spec.vocab_size)
 
     @property
     def max_positions(self) -> int:

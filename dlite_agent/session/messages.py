@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from dlite_agent.errors import InvalidRequest
 
@@ -179,3 +179,32 @@ def tools_digest(tools: Sequence[JSON] | None) -> str:
 def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class Call(Protocol):
+    """What a tool call has, parsed from an answer or given by a client."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> str: ...
+
+
+def calls_json(calls: Iterable[Call]) -> list[dict[str, Any]]:
+    """Tool calls in OpenAI's shape."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """A message in OpenAI's shape, without what only a tool's has."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = calls_json(message.tool_calls)
+    return found

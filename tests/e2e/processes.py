@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,17 +21,13 @@ from tests.serving import MODEL
 ROOT = Path(__file__).parents[2]
 
 
-class Served:
-    """A server with the default model on a free port; `kill` is -9."""
+class Logged:
+    """A server's process and the JSON lines of its log; its `url` once it is ready."""
 
-    def __init__(self, data: Path, *options: str, **environment: str) -> None:
-        command = [sys.executable, "-m", "dlite_agent.cli", "serve", "--port", "0", "--dtype", "fp32", "--threads", "1"]
+    def __init__(self, command: Sequence[str], seconds: float, **environment: str) -> None:
+        self._seconds = seconds
         self._process = subprocess.Popen(
-            [*command, "--data-dir", str(data), *options],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | environment,
+            command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | environment
         )
         self.lines: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -45,7 +42,7 @@ class Served:
                 self.lines.append(json.loads(line))
 
     def wait_for(self, message: str) -> dict[str, Any]:
-        end = time.monotonic() + 240
+        end = time.monotonic() + self._seconds
         while True:
             for line in list(self.lines):
                 if line["message"] == message:
@@ -53,6 +50,27 @@ class Served:
             assert self._process.poll() is None, self.lines
             assert time.monotonic() < end, self.lines
             time.sleep(0.05)
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        code = self._process.wait(120)
+        self._reader.join(10)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        return code
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self.wait()
+
+
+class Served(Logged):
+    """A server with the default model on a free port; `kill` is -9."""
+
+    def __init__(self, data: Path, *options: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "dlite_agent.cli", "serve", "--port", "0", "--dtype", "fp32", "--threads", "1"]
+        super().__init__([*command, "--data-dir", str(data), *options], 240, **environment)
 
     def chat(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 10, "ignore_eos": True} | fields
@@ -64,20 +82,7 @@ class Served:
     def terminate(self) -> int:
         """SIGTERM, and the exit code."""
         self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(120)
-        self._end()
-        return code
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-            self._end()
-
-    def _end(self) -> None:
-        self._reader.join(10)
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        return self.wait()
 
     def __enter__(self) -> Served:
         return self

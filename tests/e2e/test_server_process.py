@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ import pytest
 
 from dlite_agent.trace.events import TurnEnd
 from dlite_agent.trace.log import read_log
+from tests.e2e.processes import Logged
 from tests.serving import MODEL
 
 _START = """
@@ -34,48 +31,13 @@ serve(Settings(
 ALICE, BOB = {"authorization": "Bearer key-of-alice"}, {"x-api-key": "key-of-bobby"}
 
 
-class Process:
+class Process(Logged):
     def __init__(self, data: Path) -> None:
         self.data = data
-        self.lines: list[dict[str, Any]] = []
-        command = [sys.executable, "-c", _START, str(data)]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        port = self.wait_for("listening")["port"]
-        self.url = f"http://127.0.0.1:{port}"
-        self.wait_for("ready")
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if line.startswith("{"):
-                self.lines.append(json.loads(line))
-
-    def wait_for(self, message: str) -> dict[str, Any]:
-        end = time.monotonic() + 120
-        while True:
-            for line in list(self.lines):
-                if line["message"] == message:
-                    return line
-            assert self._process.poll() is None, self.lines
-            assert time.monotonic() < end, self.lines
-            time.sleep(0.05)
+        super().__init__([sys.executable, "-c", _START, str(data)], 120)
 
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
-
-    def wait(self) -> int:
-        code = self._process.wait(120)
-        self._reader.join(10)
-        assert self._process.stderr is not None
-        self._process.stderr.close()
-        return code
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self.wait()
 
 
 @pytest.fixture

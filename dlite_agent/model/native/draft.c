@@ -37,12 +37,10 @@ static HeadBuffers head_buffers(const Model *m, const Head *head, const Draft *d
     return b;
 }
 
-static void product(const Linear *linear, const float *x, int64_t rows, float *y, Emit *emit, int thread, int threads) {
+static void product(const Linear *linear, const float *x, int64_t rows, float *y, int thread, int threads) {
     int64_t columns = (linear->n + NR - 1) / NR;
     Matrix into = {y, linear->n, 0};
-    int64_t first = columns * thread / threads, last = columns * (thread + 1) / threads;
-    if (emit == put) panels(linear, x, rows, first, last, put, &into);
-    else panels(linear, x, rows, first, last, add, &into);
+    panels(linear, x, rows, columns * thread / threads, columns * (thread + 1) / threads, put, &into);
 }
 
 /* state' = sigmoid(g) * state + (1 - sigmoid(g)) * tanh(c), where [g, c] = state_proj [state, embedding of id]. */
@@ -51,7 +49,7 @@ static void advance(const Head *head, const Draft *draft, HeadBuffers *b, const 
     int64_t r = head->rank, n = draft->batch.spans;
     for (int64_t i = 0; i < n; i++)
         memcpy(b->joined + i * 2 * r + r, head->embedding + id[i * stride] * r, r * sizeof(float));
-    product(&head->state, b->joined, n, b->gates, put, thread, threads);
+    product(&head->state, b->joined, n, b->gates, thread, threads);
     meet(barrier, threads);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < r; j += LANES) {
@@ -118,7 +116,7 @@ static void run(const Model *m, const Head *head, const Draft *draft, Barrier *b
             norm(b.hidden + (i * draft->steps + k) * m->hidden, x + k * m->hidden, m->final_norm, m->hidden, m->eps);
         memset(b.joined + i * 2 * head->rank, 0, head->rank * sizeof(float));
     }
-    product(&head->from_hidden, b.hidden, n * draft->steps, b.from_hidden, put, thread, threads);
+    product(&head->from_hidden, b.hidden, n * draft->steps, b.from_hidden, thread, threads);
     if (draft->seed) {
         advance(head, draft, &b, draft->seed, 1, barrier, thread, threads);
         meet(barrier, threads);
