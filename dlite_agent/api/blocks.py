@@ -8,7 +8,10 @@ from typing import Any
 
 from dlite_agent.api.fields import Tools, read_tools
 from dlite_agent.errors import InvalidRequest
-from dlite_agent.session.messages import JSON
+from dlite_agent.session.messages import JSON, check_fields
+
+_OTHER_BLOCKS = {"thinking": ("thinking",), "tool_use": ("name", "input"), "redacted_thinking": ()}
+"""Blocks of an assistant beside its text, and what of them is honoured beside their type and id."""
 
 
 def openai_messages(system: Any, messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -24,6 +27,7 @@ def openai_messages(system: Any, messages: Sequence[Any]) -> list[dict[str, Any]
         where = f"messages[{i}]"
         if not isinstance(message, dict):
             raise InvalidRequest(f"{where} must be an object.", param=where)
+        check_fields(message, where, "role", "content")
         role, content = message.get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
             raise InvalidRequest(f"{where}.role must be user, assistant or system.", param=f"{where}.role")
@@ -55,6 +59,7 @@ def _text(block: Any, where: str) -> str:
     text = block.get("text") if isinstance(block, dict) else None
     if kind != "text" or not isinstance(text, str):
         raise InvalidRequest(f"{where}: only text blocks are supported here, got {kind!r}.", param=where)
+    check_fields(block, where, "text")
     return text
 
 
@@ -64,6 +69,8 @@ def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
     calls = []
     for i, block in enumerate(blocks):
         kind = block.get("type") if isinstance(block, dict) else None
+        if isinstance(kind, str) and kind in _OTHER_BLOCKS:
+            check_fields(block, f"{where}[{i}]", *_OTHER_BLOCKS[kind])
         if kind == "thinking" and isinstance(block.get("thinking"), str):
             reasoning += block["thinking"]
         elif kind == "tool_use":
@@ -85,6 +92,7 @@ def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
     texts: list[str] = []
     for i, block in enumerate(blocks):
         if isinstance(block, dict) and block.get("type") == "tool_result":
+            check_fields(block, f"{where}[{i}]", "tool_use_id", "content", "is_error")
             content = block.get("content")
             text = "\n".join(_texts(content, f"{where}[{i}].content")) if isinstance(content, list) else content or ""
             if not isinstance(text, str):

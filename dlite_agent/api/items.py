@@ -9,6 +9,14 @@ from dlite_agent.api.fields import Tools, read_tools
 from dlite_agent.api.turns import Answer
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.deltas import ParsedCall
+from dlite_agent.session.messages import check_fields
+
+_ITEMS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "name", "output"),
+    "reasoning": ("content",),
+}
 
 
 def openai_messages(given: str | Sequence[Any]) -> list[dict[str, Any]]:
@@ -25,7 +33,10 @@ def openai_messages(given: str | Sequence[Any]) -> list[dict[str, Any]]:
 def _message(item: Any, where: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise InvalidRequest(f"{where} must be an object.", param=where)
-    kind = item.get("type", "message")
+    kind = item.get("type") or "message"
+    if not isinstance(kind, str) or kind not in _ITEMS:
+        raise InvalidRequest(f"{where}.type {kind!r} is not supported.", param=f"{where}.type")
+    check_fields(item, where, *_ITEMS[kind])
     if kind == "message":
         return {"role": item.get("role"), "content": item.get("content")}
     if kind == "function_call":
@@ -33,10 +44,9 @@ def _message(item: Any, where: str) -> dict[str, Any]:
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-    if kind == "reasoning":
-        return {"role": "assistant", "content": None, "reasoning_content": _reasoning(item.get("content"), where)}
-    raise InvalidRequest(f"{where}.type {kind!r} is not supported.", param=f"{where}.type")
+        name, said = item.get("name"), item.get("output")
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "name": name, "content": said}
+    return {"role": "assistant", "content": None, "reasoning_content": _reasoning(item.get("content"), where)}
 
 
 def _reasoning(content: Any, where: str) -> str:
@@ -44,6 +54,8 @@ def _reasoning(content: Any, where: str) -> str:
         return ""
     if not isinstance(content, list) or any(not isinstance(part, dict) for part in content):
         raise InvalidRequest(f"{where}.content must be an array of parts.", param=f"{where}.content")
+    for i, part in enumerate(content):
+        check_fields(part, f"{where}.content[{i}]", "text")
     texts = [part.get("text") for part in content]
     if any(not isinstance(text, str) for text in texts):
         raise InvalidRequest(f"{where}.content must hold reasoning_text parts.", param=f"{where}.content")

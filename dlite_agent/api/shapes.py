@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from dlite_agent.config import Mode
+from dlite_agent.session.messages import NOTES
 
 Schema = dict[str, Any]
 
@@ -39,45 +40,45 @@ def _any(*schemas: Schema) -> Schema:
 
 # Requests.
 
+_NOTHING = _any(_one_of(""), {"type": "null"}, {"type": "array", "maxItems": 0}, {"type": "object", "maxProperties": 0})
+
+
+def _said(properties: Schema, required: Sequence[str] | None = None) -> Schema:
+    """Part of a conversation: beside these properties it may have notes of any kind, and more that is null or empty."""
+    notes: Schema = {name: {} for name in sorted(NOTES)}
+    return {**_object(properties, required), "properties": notes | properties, "additionalProperties": _NOTHING}
+
+
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
 _PART = _any(
-    _object({"type": _one_of("text", "input_text", "output_text"), "text": _STRING}),
-    _object({"type": _one_of("refusal"), "refusal": _STRING}),
+    _said({"type": _one_of("text", "input_text", "output_text"), "text": _STRING}),
+    _said({"type": _one_of("refusal"), "refusal": _STRING}),
 )
 _CONTENT = _any(_STRING, {"type": "null"}, _list(_any(_STRING, _PART)))
-_CALL = _object(
+_CALL = _said(
     {
-        "function": _object({"name": {"type": "string", "minLength": 1}, "arguments": {}}, ["name"]),
+        "type": _or_null(_one_of("function")),
+        "function": _said({"name": {"type": "string", "minLength": 1}, "arguments": {}}, ["name"]),
     },
     ["function"],
 )
+
+
+def _message(roles: Sequence[str], **properties: Schema) -> Schema:
+    shared = {"type": _or_null(_one_of("message")), "content": _CONTENT, "name": _or_null(_STRING)}
+    return _said({"role": _one_of(*roles), **shared, **properties}, ["role"])
+
+
 CHAT_MESSAGES = _list(
     _any(
-        _object(
-            {
-                "role": _one_of("system", "developer", "user", "tool"),
-                "content": _CONTENT,
-                "name": _or_null(_STRING),
-                "tool_call_id": _or_null(_STRING),
-                "tool_calls": _or_null({"type": "array", "maxItems": 0}),
-                "function_call": {"type": "null"},
-                "reasoning_content": _or_null(_STRING),
-                "reasoning": _or_null(_STRING),
-            },
-            ["role"],
-        ),
-        _object(
-            {
-                "role": _one_of("assistant"),
-                "content": _CONTENT,
-                "name": _or_null(_STRING),
-                "tool_call_id": _or_null(_STRING),
-                "reasoning_content": _or_null(_STRING),
-                "reasoning": _or_null(_STRING),
-                "tool_calls": _or_null(_list(_CALL)),
-                "function_call": {"type": "null"},
-            },
-            ["role"],
+        _message(("system", "developer", "user")),
+        _message(("tool",), tool_call_id=_or_null(_STRING)),
+        _message(
+            ("assistant",),
+            reasoning_content=_or_null(_STRING),
+            reasoning=_or_null(_STRING),
+            refusal=_or_null(_STRING),
+            tool_calls=_or_null(_list(_CALL)),
         ),
     ),
     minItems=1,
@@ -128,17 +129,25 @@ FLAT_FORMAT = _any(_PLAIN_FORMAT, _object({"type": _one_of("json_schema"), "sche
 CLIENT_FORMAT = _object({"format": _or_null(_object({"type": _one_of("json_schema"), "schema": _OBJECT}))}, [])
 THINKING = _object({"type": _one_of("enabled", "disabled", "adaptive")})
 
-_ROLE = _one_of("user", "system", "developer", "assistant")
 _INPUT_ITEM = _any(
-    _object(
-        {"type": _one_of("message"), "role": _one_of("user", "system", "assistant"), "content": _CONTENT}, ["role"]
+    _said(
+        {"type": _or_null(_one_of("message")), "role": _one_of("user", "system", "assistant"), "content": _CONTENT},
+        ["role"],
     ),
-    _object({"type": _one_of("function_call"), "call_id": _STRING, "name": _NAME, "arguments": _STRING}),
-    _object({"type": _one_of("function_call_output"), "call_id": _STRING, "output": _CONTENT}),
-    _object(
+    _said({"type": _one_of("function_call"), "call_id": _STRING, "name": _NAME, "arguments": _STRING}),
+    _said(
+        {
+            "type": _one_of("function_call_output"),
+            "call_id": _STRING,
+            "name": _or_null(_STRING),
+            "output": _CONTENT,
+        },
+        ["type", "call_id", "output"],
+    ),
+    _said(
         {
             "type": _one_of("reasoning"),
-            "content": _or_null(_list(_object({"type": _one_of("reasoning_text"), "text": _STRING}))),
+            "content": _or_null(_list(_said({"type": _one_of("reasoning_text"), "text": _STRING}))),
         },
         ["type"],
     ),
@@ -149,8 +158,8 @@ _IDS = _list(_COUNT, minItems=1)
 _TEXT: Schema = {"type": "string", "minLength": 1}
 PROMPT = _any(_TEXT, _IDS, _list(_TEXT, minItems=1, maxItems=1), _list(_IDS, minItems=1, maxItems=1))
 
-_TEXT_BLOCK = _object({"type": _one_of("text"), "text": _STRING})
-_RESULT_BLOCK = _object(
+_TEXT_BLOCK = _said({"type": _one_of("text"), "text": _STRING})
+_RESULT_BLOCK = _said(
     {
         "type": _one_of("tool_result"),
         "tool_use_id": _STRING,
@@ -159,15 +168,13 @@ _RESULT_BLOCK = _object(
     },
     ["type", "tool_use_id"],
 )
-_USE_BLOCK = _object({"type": _one_of("tool_use"), "id": _STRING, "name": _NAME, "input": _OBJECT})
-_THINKING_BLOCK = _object({"type": _one_of("thinking"), "thinking": _STRING})
+_USE_BLOCK = _said({"type": _one_of("tool_use"), "id": _STRING, "name": _NAME, "input": _OBJECT})
+_THINKING_BLOCK = _said({"type": _one_of("thinking"), "thinking": _STRING})
 SYSTEM = _any(_STRING, _list(_TEXT_BLOCK), {"type": "null"})
 CLIENT_MESSAGES = _list(
     _any(
-        _object(
-            {"role": _one_of("user"), "content": _any(_STRING, _list(_any(_TEXT_BLOCK, _RESULT_BLOCK)))},
-        ),
-        _object(
+        _said({"role": _one_of("user"), "content": _any(_STRING, _list(_any(_TEXT_BLOCK, _RESULT_BLOCK)))}),
+        _said(
             {
                 "role": _one_of("assistant"),
                 "content": _any(_STRING, _list(_any(_TEXT_BLOCK, _USE_BLOCK, _THINKING_BLOCK))),

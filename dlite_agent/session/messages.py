@@ -19,7 +19,20 @@ from dlite_agent.errors import InvalidRequest
 JSON = Mapping[str, Any]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_FIELDS = {
+    "assistant": ("tool_calls", "reasoning_content", "reasoning", "refusal"),
+    "tool": ("tool_call_id",),
+}
+"""What only messages of one role have."""
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_MARKS = ("id", "type", "status", "phase", "index", "caller")
+_ASIDES = ("annotations", "citations", "logprobs", "parsed", "parsed_arguments", "parsed_output")
+_HINTS = ("cache_control", "prompt_cache_breakpoint", "provider_specific_fields")
+_SEALED = ("signature", "data", "encrypted_content", "summary")
+_TRACES = ("reasoning_details", "reasoning_items", "thinking_blocks")
+NOTES = frozenset((*_MARKS, *_ASIDES, *_HINTS, *_SEALED, *_TRACES))
+"""What servers and clients write beside what was said, and send again; no template shows it to a model. Reasoning that
+only its maker can read counts as left out."""
 _BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 _THINK_BLOCK = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
@@ -43,6 +56,24 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+
+
+def check_fields(raw: JSON, where: str, *honoured: str) -> None:
+    """Refuse what an object of a conversation says beyond the fields that are honoured.
+
+    `NOTES` are let through, and so is what is null or empty, which says nothing.
+
+    Raises:
+        InvalidRequest: `param` names the field.
+    """
+    for field, value in raw.items():
+        if field not in honoured and field not in NOTES and value not in (None, "", [], {}):
+            raise InvalidRequest(f"{where}.{field} is not supported.", param=f"{where}.{field}")
+
+
+def _check_type(raw: JSON, where: str, expected: str) -> None:
+    if raw.get("type") not in (None, expected):
+        raise InvalidRequest(f"{where}.type must be {expected!r}.", param=f"{where}.type")
 
 
 def normalise(messages: Sequence[JSON]) -> list[Message]:
@@ -80,21 +111,21 @@ def _normalise_one(raw: JSON, where: str) -> Message | None:
     role = _ROLES.get(given) if isinstance(given, str) else None
     if role is None:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}; got {given!r}.", param=f"{where}.role")
+    _check_type(raw, where, "message")
     if raw.get("function_call") is not None:
         raise InvalidRequest(f"{where}.function_call is obsolete; send tool_calls.", param=f"{where}.function_call")
+    check_fields(raw, where, "role", "content", "name", *_FIELDS.get(role, ()))
     content = _text(raw.get("content"), role, f"{where}.content")
     if role == "system" and not content and raw.get("content"):
         return None
     reasoning = _string(raw, "reasoning_content", where) or _string(raw, "reasoning", where)
     calls = () if raw.get("tool_calls") is None else raw["tool_calls"]
-    if calls and role != "assistant":
-        raise InvalidRequest(f"{where}.tool_calls belong to an assistant message.", param=f"{where}.tool_calls")
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise InvalidRequest(f"{where}.tool_calls must be an array.", param=f"{where}.tool_calls")
     return Message(
         role=role,
-        content=content,
-        reasoning=reasoning if role == "assistant" else "",
+        content=content + _string(raw, "refusal", where),
+        reasoning=reasoning,
         tool_calls=tuple(_call(call, f"{where}.tool_calls[{j}]") for j, call in enumerate(calls)),
         tool_call_id=_string(raw, "tool_call_id", where),
         name=_string(raw, "name", where),
@@ -130,6 +161,7 @@ def _part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise InvalidRequest(f"{where}: only text parts are supported, got {kind!r}.", param=where)
+    check_fields(part, where, _TEXT_PARTS[kind])
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.text must be a string.", param=f"{where}.text")
@@ -140,6 +172,9 @@ def _call(raw: Any, where: str) -> ToolCall:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping):
         raise InvalidRequest(f"{where} must be an object with a function.", param=where)
+    _check_type(raw, where, "function")
+    check_fields(raw, where, "function")
+    check_fields(function, f"{where}.function", "name", "arguments")
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{where}.function.name must be a non-empty string.", param=f"{where}.function.name")

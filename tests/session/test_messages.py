@@ -66,12 +66,55 @@ def test_one_response_sent_as_several_messages_is_one_again() -> None:
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
         ({"role": "assistant", "content": "", "reasoning_content": 1}, "messages[0].reasoning_content"),
         ({"role": "tool", "content": "", "tool_call_id": 1}, "messages[0].tool_call_id"),
+        ({"role": "assistant", "content": "Sure,", "prefix": True}, "messages[0].prefix"),
+        ({"role": "assistant", "content": "", "audio": {"id": "a"}}, "messages[0].audio"),
+        ({"role": "assistant", "content": "", "refusal": 1}, "messages[0].refusal"),
+        ({"role": "user", "content": "", "images": ["a.png"]}, "messages[0].images"),
+        ({"role": "user", "content": "", "reasoning_content": "hm"}, "messages[0].reasoning_content"),
+        ({"role": "user", "content": "", "type": "function_call"}, "messages[0].type"),
+        ({"role": "user", "content": [{"type": "text", "text": "", "image": 1}]}, "messages[0].content[0].image"),
+        ({"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}, "messages[0].tool_calls[0].type"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f"}, "result": 1}]},
+            "messages[0].tool_calls[0].result",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "input": 1}}]},
+            "messages[0].tool_calls[0].function.input",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_named(raw: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         normalise([raw])
     assert caught.value.param == param
+
+
+def test_notes_beside_what_was_said_change_nothing() -> None:
+    notes = {
+        "id": "msg_1",
+        "type": "message",
+        "status": "completed",
+        "annotations": [{"type": "url_citation"}],
+        "provider_specific_fields": {"x": 1},
+        "cache_control": {"type": "ephemeral"},
+        "thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}],
+        "refusal": None,
+        "function_call": None,
+        "audio": None,
+        "images": [],
+    }
+    plain = assistant("Hi.", ("f", "{}"))
+    noted = plain | notes
+    noted["tool_calls"] = [plain["tool_calls"][0] | {"index": 0}]
+    assert normalise([noted]) == normalise([plain])
+    assert normalise([user("Hi.") | {"tool_calls": [], "reasoning_content": ""}]) == normalise([user("Hi.")])
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": None}
+    assert message({"role": "user", "content": [part]}) == message(user("a"))
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    assert message({"role": "assistant", "content": None, "refusal": "No."}) == Message("assistant", "No.")
 
 
 def test_what_means_the_same_has_one_digest() -> None:
