@@ -1,9 +1,14 @@
 """The last program before a sandboxed command: sets up what its level needs, then becomes the command.
 
 Run as a script (`python -I -S sandbox_launch.py SPEC ARGV...`) so that it starts in milliseconds: it imports nothing of
-the package and little of the standard library. SPEC is a marshalled dict in hex, see `sandbox_levels`. On the status
-descriptor it writes `{"child-pid": N}` when it forks (as bubblewrap does), then `R` right before the command starts;
-a status that ends without `R` means that the sandbox, not the command, has failed.
+the package and little of the standard library. SPEC is a marshalled dict in hex, see `sandbox_levels`.
+
+A process of ours watches over the command, out of its reach: PID 1 of its namespace, or its subreaper. It ends the
+tree when the command ends, or when the lifeline, a pipe that only the server can write to, is closed: by the server's
+wish or by its death, however early. A parent-death signal cannot do that, as a parent already dead sends none.
+
+On the status descriptor comes `R` right before the command starts; a status without `R` means that the sandbox, not the
+command, has failed. The watcher holds it open, so its end is the watcher's.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import ctypes
 import marshal
 import os
 import resource
+import select
 import signal
 import sys
 
@@ -27,7 +33,7 @@ MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 22, 36, 38
 # Numbers that x86-64 and arm64 share.
 SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
 SYS_IO_URING_SETUP = 425
@@ -93,10 +99,11 @@ def start(spec: dict[str, Any], argv: list[str]) -> NoReturn:
         _, hard = resource.getrlimit(number)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
-    for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.write(spec["status"], b"R")
     os.close(spec["status"])
+    os.close(spec["lifeline"])
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
@@ -105,17 +112,33 @@ def start(spec: dict[str, Any], argv: list[str]) -> NoReturn:
 
 
 def become_init(spec: dict[str, Any], argv: list[str]) -> NoReturn:
-    """PID 1 of the namespace: start the command, reap everything, end (and with it all others) when it ends."""
+    """PID 1 of the namespace: when it ends, the kernel ends all others."""
+    os._exit(watch(spec, start, argv))
+
+
+def watch(spec: dict[str, Any], action: Callable[[dict[str, Any], list[str]], NoReturn], argv: list[str]) -> int:
+    """Run `action` in a child and reap whatever ends, until the child ends or the lifeline is closed; its exit code."""
+    wake, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    # Or a command of the same user could trace us, or open our end of the lifeline for writing.
+    prctl(PR_SET_DUMPABLE, 0)
     command = os.fork()
     if command == 0:
         os.setsid()
-        start(spec, argv)
-    os.close(1)
-    os.close(2)
+        guarded(spec, action, argv)
+    for descriptor in (0, 1, 2):
+        os.close(descriptor)
+    events = select.poll()
+    events.register(wake, select.POLLIN)
+    events.register(spec["lifeline"], select.POLLIN)
     while True:
-        pid, status = os.wait()
-        if pid == command:
-            os._exit(exit_code(status))
+        if any(descriptor != wake for descriptor, _ in events.poll()):
+            return 128 + signal.SIGKILL
+        os.read(wake, 4096)
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == command:
+                return exit_code(ended[1])
 
 
 def exit_code(status: int) -> int:
@@ -133,18 +156,10 @@ def enter_namespaces(spec: dict[str, Any], argv: list[str]) -> NoReturn:
     for name, line in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
             file.write(line)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    gate_read, gate_write = os.pipe()
     init = os.fork()
     if init == 0:
-        os.close(gate_write)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.read(gate_read, 1)
-        os.close(gate_read)
         guarded(spec, inside_namespaces, argv)
-    os.write(spec["status"], b'{"child-pid": %d}' % init)
-    os.write(gate_write, b"1")
-    for descriptor in (0, 1, 2, spec["status"], gate_read, gate_write):
+    for descriptor in (0, 1, 2, spec["status"], spec["lifeline"]):
         os.close(descriptor)
     os._exit(exit_code(os.waitpid(init, 0)[1]))
 
@@ -234,23 +249,10 @@ def raise_loopback() -> None:
 def supervise(spec: dict[str, Any], argv: list[str]) -> NoReturn:
     """Stay outside as the subreaper of the command: whatever it leaves behind becomes our child and is killed."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGTERM, lambda *_: sweep_and_exit(137))
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    command = os.fork()
-    if command == 0:
-        os.setsid()
-        guarded(spec, inside_restrictions, argv)
-    os.write(spec["status"], b'{"child-pid": %d}' % command)
-    for descriptor in (0, 1, 2, spec["status"]):
-        os.close(descriptor)
-    while True:
-        pid, status = os.wait()
-        if pid == command:
-            sweep_and_exit(exit_code(status))
+    sweep_and_exit(watch(spec, inside_restrictions, argv))
 
 
 def sweep_and_exit(code: int) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         found = below(os.getpid())
         # A group dies at once, however fast it forks; single processes are for those that left every group we know.
@@ -357,13 +359,14 @@ def filter_sockets(network: bool) -> None:
 # --- entry ------------------------------------------------------------------------------------------------------
 
 
-def limit_inside_bubblewrap(spec: dict[str, Any], argv: list[str]) -> NoReturn:
-    """Only for root, whom RLIMIT_NPROC does not bind: cap the PID namespace, then give up CAP_SYS_ADMIN."""
-    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    limit_pids("/proc", spec["pids"])
-    check(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
+def inside_bubblewrap(spec: dict[str, Any], argv: list[str]) -> NoReturn:
+    if os.getuid() == 0:
+        # RLIMIT_NPROC does not bind root: cap the PID namespace while we still have CAP_SYS_ADMIN.
+        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        limit_pids("/proc", spec["pids"])
+        check(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
     drop_privileges()
-    start(spec, argv)
+    become_init(spec, argv)
 
 
 def guarded(spec: dict[str, Any], action: Callable[[dict[str, Any], list[str]], NoReturn], argv: list[str]) -> NoReturn:
@@ -377,7 +380,7 @@ def guarded(spec: dict[str, Any], action: Callable[[dict[str, Any], list[str]], 
 def main() -> None:
     spec, argv = marshal.loads(bytes.fromhex(sys.argv[1])), sys.argv[2:]
     enter = {
-        "bubblewrap": limit_inside_bubblewrap,
+        "bubblewrap": inside_bubblewrap,
         "unshare": enter_namespaces,
         "landlock": supervise,
         "plain": supervise,

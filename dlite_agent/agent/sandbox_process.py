@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -85,12 +83,10 @@ class Command:
         self._watched: set[int] = set()
         self._exited = asyncio.Event()
         self._drained = asyncio.Event()
-        self._init_gone = asyncio.Event()
-        self._init_gone.set()
-        self._init: int | None = None
+        self._unwatched = asyncio.Event()
+        self._lifeline = -1
         self._reason = Reason.EXIT
         self._status = b""
-        self._status_pipe = -1
         self._ready_at: float | None = None
         self._last_output = 0.0
 
@@ -102,7 +98,7 @@ class Command:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._exited.wait(), _WATCH_S)
                     break
-                self._enforce(process, started)
+                self._enforce(process.pid, started)
         finally:
             await self._end(process)
         ended = time.monotonic()
@@ -126,34 +122,32 @@ class Command:
     def _start(self, view: View, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         out_read, out_write = os.pipe()
         status_read, status_write = os.pipe()
-        info_write = os.dup(status_write)
+        lifeline_read, self._lifeline = os.pipe()
         try:
-            # From this thread, as the tree dies with the thread that started it.
             process = subprocess.Popen(
-                command_line(self._level, view, self._limits, cwd, status_write, info_write, argv),
+                command_line(self._level, view, self._limits, cwd, status_write, lifeline_read, argv),
                 cwd="/",
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=out_write,
                 stderr=out_write,
-                pass_fds=(status_write, info_write),
+                pass_fds=(status_write, lifeline_read),
                 start_new_session=True,
             )
         except BaseException as error:
-            os.close(out_read)
-            os.close(status_read)
+            for descriptor in (out_read, status_read, self._lifeline):
+                os.close(descriptor)
             if isinstance(error, OSError | ValueError):
                 raise InvalidRequest(f"The command cannot be started: {error}.", param="argv") from error
             raise
         finally:
-            for descriptor in (out_write, status_write, info_write):
+            for descriptor in (out_write, status_write, lifeline_read):
                 os.close(descriptor)
         os.set_blocking(out_read, False)
         os.set_blocking(status_read, False)
         self._watch(out_read, self._read_output)
         self._watch(status_read, self._read_status)
         self._watch(os.pidfd_open(process.pid), self._leave_process)
-        self._status_pipe = status_read
         return process
 
     def _watch(self, descriptor: int, callback: Callable[[int], None]) -> None:
@@ -187,51 +181,34 @@ class Command:
             return
         if not chunk:
             self._forget(descriptor)
+            self._unwatched.set()
             return
         self._status += chunk
-        child = re.search(rb"\{[^}]*\}", self._status)
-        if child is not None:
-            self._status = self._status.replace(child[0], b"", 1)
-            self._adopt(json.loads(child[0])["child-pid"])
-        if self._ready_at is None and self._status.lstrip().startswith(b"R"):
+        if self._ready_at is None and self._status.startswith(b"R"):
             self._ready_at = time.monotonic()
-
-    def _adopt(self, child: int) -> None:
-        """Hold on to the init of the namespace: its end is the end of everything in it."""
-        if not self._level.private_view:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._init = os.pidfd_open(child)
-            self._init_gone.clear()
-            self._watch(self._init, self._leave_init)
 
     def _leave_process(self, descriptor: int) -> None:
         self._exited.set()
         self._forget(descriptor)
 
-    def _leave_init(self, descriptor: int) -> None:
-        self._init_gone.set()
-        self._init = None
-        self._forget(descriptor)
-
-    def _enforce(self, process: subprocess.Popen[bytes], started: float) -> None:
+    def _enforce(self, root: int, started: float) -> None:
         now = time.monotonic()
-        usage = _processes.usage(process.pid, self._limits.memory_bytes)
+        usage = _processes.usage(root, self._limits.memory_bytes)
         if self._output.overflowing:
-            self._stop(process, Reason.OUTPUT)
+            self._stop(Reason.OUTPUT)
         elif usage.tasks > self._limits.processes:
-            self._stop(process, Reason.PROCESSES)
+            self._stop(Reason.PROCESSES)
         elif usage.memory_bytes > self._limits.memory_bytes:
-            self._stop(process, Reason.MEMORY)
+            self._stop(Reason.MEMORY)
         elif now - started > self._limits.hard_seconds:
-            self._stop(process, Reason.HARD_LIMIT)
+            self._stop(Reason.HARD_LIMIT)
         elif now - self._last_output > self._limits.no_output_seconds:
-            self._stop(process, Reason.NO_OUTPUT)
+            self._stop(Reason.NO_OUTPUT)
 
-    def _stop(self, process: subprocess.Popen[bytes], reason: Reason) -> None:
+    def _stop(self, reason: Reason) -> None:
         if self._reason is Reason.EXIT:
             self._reason = reason
-            self._kill(process)
+            self._kill()
 
     def _note(self) -> str:
         limits = self._limits
@@ -244,27 +221,23 @@ class Command:
         }.get(self._reason)
         return f"The command was ended because {why}." if why else ""
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        if self._init is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._init, signal.SIGKILL)
-        elif not self._exited.is_set():
-            # Without a namespace the supervisor has to do it; with one, it dies and takes the init with it.
-            process.send_signal(signal.SIGKILL if self._level.private_view else signal.SIGTERM)
+    def _kill(self) -> None:
+        """What our death would do as well: whoever watches over the command sees its lifeline end."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
 
     async def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Whatever happened: no process is left, the output is read to its end, every descriptor is closed."""
         try:
-            self._kill(process)
+            self._kill()
             if not await _within(_KILL_S, self._exited):
                 for pid in reversed(_processes.descendants(process.pid)):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 await self._exited.wait()
-            await _within(_KILL_S, self._init_gone)
+            await _within(_KILL_S, self._unwatched)
             await _within(_DRAIN_S, self._drained)
-            if self._status_pipe in self._watched:
-                self._read_status(self._status_pipe)
         finally:
             for descriptor in tuple(self._watched):
                 self._forget(descriptor)

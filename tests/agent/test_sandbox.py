@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from dlite_agent.agent.sandbox import (
     SandboxResult,
     SandboxUnavailable,
 )
+from dlite_agent.agent.sandbox_levels import command_line
 from dlite_agent.agent.sandbox_paths import PathEscape
 from dlite_agent.errors import InvalidRequest
 from tests.agent.support import (
@@ -102,25 +106,87 @@ def test_cancelled_call_leaves_nothing(tmp_path: Path, level: Level) -> None:
     assert processes_with(mark) == []
 
 
-@pytest.mark.parametrize("level", CONFINED)
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from dlite_agent.agent.sandbox import *
+
+async def again(sandbox, script):
+    while True:
+        await sandbox.run(["bash", "-c", script], on_output=lambda _: print("started", flush=True))
+
+async def main(workspace, level, state, *scripts):
+    policy = Policy(Path(workspace), level=level, state_dir=Path(state))
+    sandbox = await Sandbox.open(policy)
+    await asyncio.gather(*(again(sandbox, script) for script in scripts))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def server(folder: Path, level: Level, *scripts: str) -> subprocess.Popen[bytes]:
+    """A process that runs each script in a sandbox, over and over; it says so once the first has begun."""
+    command = [sys.executable, "-c", SERVER, str(workspace_in(folder)), str(level), str(folder / "state"), *scripts]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY)
+
+
+@pytest.mark.parametrize("level", ALL)
 def test_commands_die_with_a_killed_server(tmp_path: Path, level: Level) -> None:
     mark = marker()
-    program = (
-        "import asyncio, sys; from pathlib import Path; from dlite_agent.agent.sandbox import *\n"
-        "async def main():\n"
-        "    sandbox = await Sandbox.open(Policy(Path(sys.argv[1]), level=sys.argv[2], state_dir=Path(sys.argv[3])))\n"
-        "    await sandbox.run(['bash', '-c', sys.argv[4]], on_output=lambda _: print('started', flush=True))\n"
-        "asyncio.run(main())"
-    )
-    script = ORPHANS.format(mark=mark) + "sleep 600"
-    command = [sys.executable, "-c", program, str(workspace_in(tmp_path)), str(level), str(tmp_path / "state"), script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"started\n"
-        assert [pid for pid in processes_with(mark) if pid != server.pid]
-        server.kill()
-        server.wait()
+    with server(tmp_path, level, ORPHANS.format(mark=mark) + "sleep 600") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        assert [pid for pid in processes_with(mark) if pid != process.pid]
+        process.kill()
+        process.wait()
         assert wait_until(lambda: processes_with(mark) == [])
+
+
+@pytest.mark.parametrize("level", ALL)
+def test_no_command_survives_a_server_killed_while_it_starts_more(tmp_path: Path, level: Level) -> None:
+    """Several servers at once keep the machine busy, and each dies while some of its commands are only half started."""
+    mark = marker()
+    scripts = [f": {mark}; echo started; setsid sleep 600 & sleep 0.0{n}" for n in range(1, 5)]
+    rng = random.Random(0)
+    for _ in range(3):
+        with contextlib.ExitStack() as stack:
+            processes = [stack.enter_context(server(tmp_path, level, *scripts)) for _ in range(5)]
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"started\n"
+            for process in processes:
+                time.sleep(rng.uniform(0, 0.1))
+                process.kill()
+        assert wait_until(lambda: processes_with(mark) == [], 30)
+
+
+@pytest.mark.parametrize("level", ALL)
+def test_a_server_that_died_before_the_sandbox_stood(tmp_path: Path, level: Level) -> None:
+    async def work(sandbox: Sandbox) -> None:
+        mark = marker()
+        lifeline, server = os.pipe()
+        status, report = os.pipe()
+        script = ["bash", "-c", f": {mark}; sleep 600"]
+        line = command_line(level, sandbox.view, QUICK, sandbox.paths.root, report, lifeline, script)
+        os.close(server)
+        environment = sandbox.environment()
+        with subprocess.Popen(line, env=environment, pass_fds=(report, lifeline), start_new_session=True) as process:
+            assert process.wait(60) == 128 + signal.SIGKILL
+        for descriptor in (lifeline, status, report):
+            os.close(descriptor)
+        assert processes_with(mark) == []
+
+    with_sandbox(tmp_path, level, work)
+
+
+@pytest.mark.parametrize("level", CONFINED)
+def test_what_watches_over_a_command_is_out_of_its_reach(tmp_path: Path, level: Level) -> None:
+    script = "kill -9 $PPID; kill -STOP $PPID; ls /proc/$PPID/fd; cat /proc/$PPID/environ; echo still here"
+    result = bash(tmp_path, level, script)
+    assert (result.exit_code, result.reason) == (0, Reason.EXIT)
+    assert "PATH" not in result.output
+    assert "pipe" not in result.output
+    assert result.output.endswith("still here\n")
 
 
 @pytest.mark.parametrize("level", ALL)
