@@ -109,9 +109,9 @@ class Service:
         self.vocab_size = target.spec.vocab_size
         self._grammars: Grammars | None = None
         self._grammars_lock = asyncio.Lock()
-        self.responses = ResponseStore(settings.server.max_responses)
         self.registry = Registry(max_sessions=settings.server.max_sessions, on_drop=self._dropped)
         persister = open_persister(settings.sessions, settings.data_dir, runtime)
+        self.responses = ResponseStore(settings.server.max_responses, settings.data_dir)
         self.tiers = make_tiers(settings.sessions, runtime, persister)
         self.keeper = Keeper(self.registry, engine, persister, settings.sessions)
         engine.attach(self.tiers)
@@ -160,10 +160,14 @@ class Service:
         return fork
 
     async def delete(self, session: Session) -> None:
-        """Remove a session everywhere. Raises Conflict while it has a turn in flight, StoreUnavailable."""
+        """Remove a session everywhere, its stored responses too.
+
+        Raises Conflict while it has a turn in flight, StoreUnavailable.
+        """
         await self.registry.hold(session, "refuse")
         try:
             await self.keeper.delete(session)
+            self.responses.drop_session(session.id)
         finally:
             self.registry.release(session)
         self.registry.delete(session)
@@ -174,6 +178,7 @@ class Service:
         await asyncio.to_thread(self.engine.close, 0.0)
         self.tiers.close()
         await self.keeper.close()
+        self.responses.close()
 
     async def open(self, ask: Ask, caller: Caller) -> Run:
         """Start a turn.

@@ -85,3 +85,33 @@ def test_killed_between_turns_and_during_one(server: Live, tmp_path: Path) -> No
 
     for found, wanted in zip(answers, whole, strict=True):
         assert found["choices"][0]["message"] == wanted["choices"][0]["message"]
+
+
+def test_a_stored_response_is_continued_after_a_kill(tmp_path: Path) -> None:
+    def respond(server: Served, said: Any, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "input": said, "temperature": 0, "max_output_tokens": 6, **fields}
+        return httpx.post(f"{server.url}/v1/responses", json=body, timeout=240)
+
+    rules = {"instructions": "You are terse."}
+    with Served(tmp_path) as first:
+        made = respond(first, "Name a fruit.", **rules).json()
+        gone = respond(first, "Name a tree.", session_id="gone").json()
+        assert httpx.delete(f"{first.url}/v1/sessions/gone", timeout=60).status_code == 200
+        first.kill()
+    with Served(tmp_path) as second:
+        assert httpx.get(f"{second.url}/v1/responses/{made['id']}", timeout=60).json() == made
+        further = respond(second, "Another.", previous_response_id=made["id"], **rules).json()
+        usage = further["usage"]
+        assert usage["input_tokens_details"]["cached_tokens"] == made["usage"]["total_tokens"] - 1
+        assert usage["dlite"]["session_id"] == made["usage"]["dlite"]["session_id"]
+        assert usage["dlite"]["restored_from"] == "disk"
+        # Under other instructions all is rendered anew, so the words must have been kept, not only the ids.
+        other = respond(second, "Another.", previous_response_id=made["id"], instructions="Be verbose.").json()
+        again = [{"role": "user", "content": "Name a fruit."}, *made["output"], {"role": "user", "content": "Another."}]
+        whole = respond(second, again, instructions="Be verbose.").json()
+        assert other["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        assert other["output"][0]["content"] == whole["output"][0]["content"]
+        missing = respond(second, "Another.", previous_response_id=gone["id"]).json()["error"]
+        assert (missing["code"], missing["param"]) == ("not_found", "previous_response_id")
+        assert "send the conversation's items" in missing["message"]
+        assert second.terminate() == 0
