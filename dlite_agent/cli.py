@@ -56,8 +56,8 @@ def model_pull() -> None:
 @model_app.command("info")
 def model_info(target: Target = "smollm2-135m") -> None:
     """Architecture, size, fingerprint, measured precision and the drafter that fits."""
+    from dlite_agent.decode.load import describe
     from dlite_agent.model.catalog import fitting_drafter
-    from dlite_agent.model.weights import describe
 
     about = describe(target)
     fitting = fitting_drafter(about["fingerprint"])

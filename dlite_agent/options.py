@@ -9,7 +9,7 @@ import typer
 
 Target = Annotated[str, typer.Option(help="Model folder, GGUF file, hub id, or the default target's name.")]
 DrafterOption = Annotated[str, typer.Option(help="Checkpoint folder, auto (the shipped one that fits), or none.")]
-Dtype = Annotated[str, typer.Option(help="fp32, bf16, fp16w (fp16 weights, CPU) or auto (measured).")]
+Dtype = Annotated[str, typer.Option(help="fp32, bf16, packed, fp16w (both CPU only) or auto (measured).")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; torch's own choice by default.")]
 GroupSize = Annotated[int | None, typer.Option(help="G of a checkpoint whose config lacks it, if you know it.")]

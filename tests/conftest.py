@@ -11,9 +11,10 @@ import torch
 import transformers
 from hypothesis import HealthCheck, settings
 
+from dlite_agent.decode.load import load_target
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.model.target import Target
-from dlite_agent.model.weights import load_target, pull_default
+from dlite_agent.model.weights import pull_default
 from tests.helpers import load_tiny, pool_for, save_model, successor_drafter, tiny_model
 
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings, and much more on a busy machine

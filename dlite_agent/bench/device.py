@@ -17,16 +17,15 @@ from torch import Tensor
 
 from dlite_agent.config import Mode
 from dlite_agent.decode.load import make_decoder
+from dlite_agent.decode.precision import choose_precision
 from dlite_agent.decode.rounds import Decoder, StepFigures
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.state import DecodeState
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.drafter_config import DrafterConfig
-from dlite_agent.model.linear import choose_precision
 from dlite_agent.model.spec import ModelSpec, RopeSpec
 from dlite_agent.model.target import Target
-from dlite_agent.model.weights import linear_shapes
 
 YARN = RopeSpec("yarn", 1e6, {"factor": 4.0, "original_max_position_embeddings": 32768})
 
@@ -88,11 +87,14 @@ SHAPES = {
 
 
 class _RandomWeights(dict[str, Tensor]):
-    """Weights made when asked for, on the device, so that a large target never exists twice."""
+    """Weights made when asked for, on the device, so that a large target never exists twice.
 
-    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    Numbers lie on the grids of 4-bit blocks, so that they can be packed as a quantised file's.
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         super().__init__()
-        self._device, self._dtype = device, dtype
+        self._device = device
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self._shapes = {
             "embed_tokens": (spec.vocab_size, hidden),
@@ -114,10 +116,12 @@ class _RandomWeights(dict[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         shape = self._shapes.get(name.split(".")[-2])
         if shape is None:
-            return torch.ones(self._shapes["o_proj"][0], device=self._device, dtype=self._dtype)
+            return torch.ones(self._shapes["o_proj"][0], device=self._device)
         if len(shape) == 1:
-            return torch.ones(shape, device=self._device, dtype=self._dtype)
-        return torch.randn(shape, device=self._device, dtype=self._dtype) * 0.02
+            return torch.ones(shape, device=self._device)
+        steps = torch.randint(0, 16, shape, device=self._device)
+        steps[:, ::32], steps[:, 1::32] = 0, 15
+        return steps * 2**-8 - 2**-5
 
 
 def bench_device(
@@ -144,10 +148,11 @@ def bench_device(
     chosen = SHAPES[shape]
     spec = replace(chosen.spec, num_layers=layers or chosen.spec.num_layers)
     place = torch.device(device)
-    precision = choose_precision(dtype, linear_shapes(spec), place)
+    weights = _RandomWeights(spec, place)
+    precision = choose_precision(dtype, spec, weights, place, name=f"random {shape}")
     target = Target(
         spec,
-        _RandomWeights(spec, place, precision.dtype),
+        weights,
         precision=precision,
         device=place,
         fingerprint="random",
@@ -156,7 +161,7 @@ def bench_device(
     config = DrafterConfig.for_target(
         spec, mask_token_id=0, depth=chosen.depth, taps=min(chosen.taps, spec.num_layers), rank=chosen.rank
     )
-    drafter = Drafter(config)
+    drafter = Drafter(config).bfloat16()
     drafter.pack(precision, place)
     per_position = 2 * spec.num_layers * spec.kv_size * precision.dtype.itemsize
     decoder = make_decoder(target, drafter, max(batches) * target.max_positions * per_position)

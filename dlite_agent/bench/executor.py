@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from dlite_agent.decode.kv import KVPool
+from dlite_agent.decode.load import load_target
 from dlite_agent.model.target import Rows, Target
-from dlite_agent.model.weights import load_target, resolve
+from dlite_agent.model.weights import resolve
 
 
 @torch.inference_mode()

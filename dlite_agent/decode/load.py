@@ -13,12 +13,14 @@ from dlite_agent.decode.costs import cost_model
 from dlite_agent.decode.kv import KVPool
 from dlite_agent.decode.paged_kv import PagedKVPool
 from dlite_agent.decode.planner import Planner
+from dlite_agent.decode.precision import choose_precision
 from dlite_agent.decode.rounds import UNKNOWN_RATE, Decoder
 from dlite_agent.model.catalog import load_drafter
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.flash import FlashAttention, load_flash
+from dlite_agent.model.spec import ModelSpec
 from dlite_agent.model.target import Target
-from dlite_agent.model.weights import DEFAULT_TARGET, load_target, resolve
+from dlite_agent.model.weights import DEFAULT_TARGET, FolderWeights, fingerprint, resolve
 
 DEFAULT_KV_BUDGET = 4 << 30
 
@@ -30,6 +32,53 @@ class Runtime:
     decoder: Decoder
     tokenizer: Any
     folder: Path
+
+
+def load_target(
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    context_limit: int | None = None,
+) -> Target:
+    """Load a target for execution.
+
+    Args:
+        model: see `resolve`.
+        dtype: fp32, bf16, fp16w, packed or auto (see `choose_precision`).
+        device: cpu, cuda or auto.
+        context_limit: ids a session may hold; the model's own by default.
+    """
+    folder = resolve(model)
+    spec, weights, name = ModelSpec.from_folder(folder), FolderWeights(folder), fingerprint(folder)
+    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    return Target(
+        spec,
+        weights,
+        precision=choose_precision(dtype, spec, weights, place, name=name),
+        device=place,
+        fingerprint=name,
+        context_limit=context_limit or spec.max_positions,
+    )
+
+
+def describe(model: str) -> dict[str, str]:
+    """What `model info` shows of a target, and the precision that measures fastest here."""
+    folder = resolve(model)
+    spec, weights, name = ModelSpec.from_folder(folder), FolderWeights(folder), fingerprint(folder)
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision("auto", spec, weights, place, name=name)
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return {
+        "model": model,
+        "architecture": f"{spec.family}: {spec.num_layers} layers, hidden {spec.hidden_size}, {spec.num_heads} heads "
+        f"({spec.num_kv_heads} KV) of {spec.head_dim}, vocabulary {spec.vocab_size}",
+        "parameters": f"{spec.num_parameters / 1e6:.1f} M",
+        "stored": f"{stored / 2**20:.0f} MiB in {len(weights)} tensors",
+        "context": str(spec.max_positions),
+        "dtype here": f"{precision.name} (linears by {precision.kernel})",
+        "fingerprint": name,
+    }
 
 
 def load_runtime(

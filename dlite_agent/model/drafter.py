@@ -23,7 +23,8 @@ from dlite_agent.errors import CheckpointError
 from dlite_agent.model.drafter_config import DrafterConfig
 from dlite_agent.model.fused import CHUNK, FusedDraft, FusedLayers, HeadParts, LayerParts, Widths
 from dlite_agent.model.linear import Matmul, Precision, plain
-from dlite_agent.model.native import PANEL, NativeLinear
+from dlite_agent.model.native import NativeLinear
+from dlite_agent.model.packing import PANEL
 from dlite_agent.model.rope import RotaryTable, rotate
 
 Choose = Callable[[int, Tensor], Tensor]

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from dlite_agent.model.attention import ContiguousKV, Span
 from dlite_agent.model.drafter_config import DrafterConfig
-from dlite_agent.model.native import PANEL, CLinear, NativeLinear, library
+from dlite_agent.model.native import CLinear, NativeLinear, library
+from dlite_agent.model.packing import PANEL
 from dlite_agent.model.rope import RotaryTable
 from dlite_agent.model.spec import ModelSpec
 
@@ -186,7 +187,8 @@ class FusedLayers:
 
     def batch(self, x: Tensor, spans: Sequence[_Span], chunks: int, context: Tensor | None, threads: int) -> _Batch:
         """A batch of embeddings x [N, hidden], which the layers overwrite; context [spans, S, hidden] for a drafter."""
-        size = self.lib.dlite_scratch(self.c, x.shape[0], chunks, threads)
+        vectors = 0 if context is None else context.shape[0] * context.shape[1]
+        size = self.lib.dlite_scratch(self.c, x.shape[0], vectors, chunks, threads)
         return _Batch(
             x.shape[0],
             len(spans),

@@ -15,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from ctypes import Structure, c_int, c_int64, c_void_p
 from functools import cache
 from importlib import resources
@@ -24,15 +25,13 @@ import torch
 from torch import Tensor
 
 from dlite_agent.model.measured import processor
+from dlite_agent.model.packing import Packed
 from dlite_agent.paths import cache_dir
 
 log = logging.getLogger(__name__)
 
-PANEL = 16
-"""Outputs that are packed side by side."""
-_HEADERS = ("linear.h", "decoder.h")
+_HEADERS = ("linear.h", "blocks.h", "tiles.h", "decoder.h")
 _SOURCES = ("forward.c", "draft.c")
-_KINDS = {torch.float32: 0, torch.float16: 1}
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp", "-fPIC")
 
 
@@ -61,14 +60,24 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def _texts() -> dict[str, bytes]:
+    source = resources.files("dlite_agent.model") / "native"
+    return {name: (source / name).read_bytes() for name in (*_HEADERS, *_SOURCES)}
+
+
+@cache
+def digest() -> str:
+    """Short digest of the kernels' sources: what was measured with others says nothing of these."""
+    return hashlib.sha256(b"".join(_texts().values())).hexdigest()[:8]
+
+
 def _built(compiler: str) -> Path:
     """The shared object; compiled now unless this compiler has built these sources for this CPU before."""
-    source = resources.files("dlite_agent.model") / "native"
-    texts = {name: (source / name).read_bytes() for name in (*_HEADERS, *_SOURCES)}
+    texts = _texts()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    digest = hashlib.sha256(b"".join(texts.values()))
-    digest.update(f"{version} {_FLAGS} {processor()}".encode())
-    target = cache_dir() / f"kernels-{digest.hexdigest()[:16]}.so"
+    key = hashlib.sha256(b"".join(texts.values()))
+    key.update(f"{version} {_FLAGS} {processor()}".encode())
+    target = cache_dir() / f"kernels-{key.hexdigest()[:16]}.so"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -95,39 +104,41 @@ def _compile(compiler: str, folder: Path, out: Path) -> None:
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
-    found.dlite_linear.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int)
+    found.dlite_linear.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int)
     found.dlite_forward.argtypes = (c_void_p, c_void_p, c_int)
     found.dlite_draft.argtypes = (c_void_p, c_void_p, c_void_p, c_int)
     found.dlite_linear.restype = found.dlite_forward.restype = found.dlite_draft.restype = None
-    found.dlite_scratch.argtypes = (c_void_p, c_int64, c_int64, c_int64)
+    found.dlite_linear_scratch.argtypes = (c_void_p, c_int64, c_int64)
+    found.dlite_scratch.argtypes = (c_void_p, c_int64, c_int64, c_int64, c_int64)
     found.dlite_draft_scratch.argtypes = (c_void_p, c_int64, c_int64, c_int64, c_int64)
-    found.dlite_scratch.restype = found.dlite_draft_scratch.restype = c_int64
+    for sizes in (found.dlite_linear_scratch, found.dlite_scratch, found.dlite_draft_scratch):
+        sizes.restype = c_int64
     return found
 
 
 class NativeLinear:
-    """x [N, in] fp32 -> [N, out] fp32 by a weight [out, in] kept in fp32 or fp16."""
+    """x [N, in] fp32 -> [N, out] fp32 by a weight [out, in] that `pack` has laid out for the kernels."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, pack: Callable[[Tensor], Packed]) -> None:
         lib = library()
         if lib is None:
             raise NotImplementedError("the native kernels cannot be had here")
         self.outputs, self.inputs = weight.shape
-        padded = torch.nn.functional.pad(weight, (0, 0, 0, -self.outputs % PANEL))
-        self._weight = padded.view(-1, PANEL, self.inputs).transpose(1, 2).contiguous()
+        self._weight = pack(weight)
         self._bias = None if bias is None else bias.float().contiguous()
         self.c = CLinear(
-            self._weight.data_ptr(),
+            self._weight.memory.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self.outputs,
             self.inputs,
-            _KINDS[weight.dtype],
+            self._weight.kind,
         )
-        self._call = lib.dlite_linear
+        self._lib = lib
         self._reference = ctypes.byref(self.c)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        y = x.new_empty(x.shape[0], self.outputs)
-        self._call(self._reference, x.data_ptr(), y.data_ptr(), x.shape[0], torch.get_num_threads())
+        x, rows, threads = x.contiguous(), x.shape[0], torch.get_num_threads()
+        y = x.new_empty(rows, self.outputs)
+        scratch = x.new_empty(self._lib.dlite_linear_scratch(self._reference, rows, threads))
+        self._lib.dlite_linear(self._reference, x.data_ptr(), y.data_ptr(), rows, scratch.data_ptr(), threads)
         return y

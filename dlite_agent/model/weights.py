@@ -18,9 +18,6 @@ from torch import Tensor
 
 from dlite_agent.errors import ModelError
 from dlite_agent.model import gguf
-from dlite_agent.model.linear import choose_precision
-from dlite_agent.model.spec import ModelSpec
-from dlite_agent.model.target import Target
 from dlite_agent.paths import cache_dir
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -136,66 +133,6 @@ def pull_default() -> Path:
     return folder
 
 
-def load_target(
-    model: str,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    context_limit: int | None = None,
-) -> Target:
-    """Load a target for execution.
-
-    Args:
-        model: see `resolve`.
-        dtype: fp32, bf16, fp16w or auto (see `choose_precision`).
-        device: cpu, cuda or auto.
-        context_limit: ids a session may hold; the model's own by default.
-    """
-    folder = resolve(model)
-    spec = ModelSpec.from_folder(folder)
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    precision = choose_precision(dtype, linear_shapes(spec), place)
-    return Target(
-        spec,
-        FolderWeights(folder),
-        precision=precision,
-        device=place,
-        fingerprint=fingerprint(folder),
-        context_limit=context_limit or spec.max_positions,
-    )
-
-
-def linear_shapes(spec: ModelSpec) -> list[tuple[int, int]]:
-    """[out, in] of one layer's linears, as the executor fuses them."""
-    hidden = spec.hidden_size
-    return [
-        (spec.q_size + 2 * spec.kv_size, hidden),
-        (hidden, spec.q_size),
-        (2 * spec.intermediate_size, hidden),
-        (hidden, spec.intermediate_size),
-    ]
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def describe(model: str) -> dict[str, str]:
-    """What `model info` shows of a target, and the precision that measures fastest here."""
-    folder = resolve(model)
-    spec = ModelSpec.from_folder(folder)
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = choose_precision("auto", linear_shapes(spec), place)
-    weights = FolderWeights(folder)
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return {
-        "model": model,
-        "architecture": f"{spec.family}: {spec.num_layers} layers, hidden {spec.hidden_size}, {spec.num_heads} heads "
-        f"({spec.num_kv_heads} KV) of {spec.head_dim}, vocabulary {spec.vocab_size}",
-        "parameters": f"{spec.num_parameters / 1e6:.1f} M",
-        "stored": f"{stored / 2**20:.0f} MiB in {len(weights)} tensors",
-        "context": str(spec.max_positions),
-        "dtype here": f"{precision.name} (linears by {precision.kernel})",
-        "fingerprint": fingerprint(folder),
-    }

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dlite_agent.decode.load import chat_ids, load_runtime, load_tokenizer
+from dlite_agent.decode.load import chat_ids, load_runtime, load_target, load_tokenizer
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.model.drafter_config import target_layer_ids
 from dlite_agent.model.spec import ModelSpec
-from dlite_agent.model.weights import load_target, resolve
+from dlite_agent.model.weights import resolve
 from dlite_agent.session.messages import normalise
 from dlite_agent.session.template import ChatTemplate
 from dlite_agent.train.checkpoint import DRAFTER

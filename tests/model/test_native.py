@@ -14,7 +14,7 @@ from dlite_agent.decode.kv import SequenceKV
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.model import native
 from dlite_agent.model.fused import MAX_ROWS
-from dlite_agent.model.linear import Precision, choose_precision
+from dlite_agent.model.linear import Precision
 from dlite_agent.model.target import Rows, Target
 from tests.helpers import (
     CPU,
@@ -31,6 +31,7 @@ from tests.helpers import (
 from tests.model.test_target import MODELS, TOLERANCE
 
 NATIVE = Precision("fp32", "native")
+PACKED = Precision("packed", "native-packed")
 HALF = Precision("fp16w", "native-fp16")
 SIZES = (150, 1, 2, 3, 7, 64, 33, 8, 32)
 """Pieces of a prompt: wide and narrow ones, across the border of an attention chunk."""
@@ -38,10 +39,19 @@ SIZES = (150, 1, 2, 3, 7, 64, 33, 8, 32)
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler, or not an AVX2 processor")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    folder = save_model(tiny_model("qwen3", seed=3), tmp_path_factory.mktemp("qwen3"))
-    return load_tiny(folder, precision=NATIVE)
+def round_to_bf16(model: torch.nn.Module) -> None:
+    """Parameters only: a rotary table's frequencies stay what they are."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+
+
+@pytest.fixture(scope="module", params=[NATIVE, PACKED], ids=["dense", "packed"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Packed, its weights are bf16 numbers, and so are a drafter's."""
+    model = tiny_model("qwen3", seed=3)
+    if request.param == PACKED:
+        round_to_bf16(model)
+    return load_tiny(save_model(model, tmp_path_factory.mktemp("qwen3")), precision=request.param)
 
 
 def reserved(target: Target, positions: int = 400) -> SequenceKV:
@@ -56,10 +66,12 @@ def feed(target: Target, kv: SequenceKV, ids: list[int], taps: tuple[int, ...] =
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", [NATIVE, PACKED])
+def test_logits_equal_transformers(name: str, precision: Precision, tmp_path: Path) -> None:
     family, config = MODELS[name]
     model = tiny_model(family, seed=3, scale=1.5, **config)
-    target = load_tiny(save_model(model, tmp_path), precision=NATIVE)
+    round_to_bf16(model)
+    target = load_tiny(save_model(model, tmp_path), precision=precision)
     ids = prompt(sum(SIZES))
     with torch.inference_mode():
         wanted = model(torch.tensor([ids]), output_hidden_states=True)
@@ -104,7 +116,7 @@ def test_a_row_does_not_depend_on_its_company(target: Target, data: st.DataObjec
     assert torch.equal(torch.cat(found), wanted)
 
 
-@pytest.mark.parametrize("precision", [NATIVE, HALF])
+@pytest.mark.parametrize("precision", [NATIVE, PACKED, HALF])
 @pytest.mark.parametrize("shape", [(16, 8), (97, 48), (48, 7), (130, 33)])
 def test_a_product_does_not_depend_on_the_number_of_rows(precision: Precision, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -127,7 +139,7 @@ def test_drafts_equal_the_modules(target: Target, group_size: int, vocab: int | 
             drafter.draft_vocab_ids.copy_(torch.arange(vocab) * 2 + 1)
     fast, plain = drafters
     fast.card = plain.card = {"short_block": short_block}
-    fast.pack(NATIVE, CPU)
+    fast.pack(target.precision, CPU)
     generator = torch.Generator().manual_seed(2)
     for real in range(1, group_size + 1):
         for count in (1, 2, 9):
@@ -148,14 +160,3 @@ def test_dlite_equals_ar_to_the_last_token(target: Target, window: int) -> None:
     dlite, steps = run_turn(decoder, decoder.open(), ids, verify_window=window, max_new_tokens=200)
     assert dlite.state.ids == ar.state.ids
     assert len(steps) < 150
-
-
-def test_without_a_compiler_torch_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DLITE_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    native.library.cache_clear()
-    try:
-        assert native.library() is None
-        assert not choose_precision("auto", [(32, 16)], CPU).native
-    finally:
-        native.library.cache_clear()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dlite_agent.errors import ModelError
 from dlite_agent.model.target import Rows
-from dlite_agent.model.weights import DEFAULT_TARGET, FolderWeights, fingerprint, load_target, resolve
+from dlite_agent.model.weights import DEFAULT_TARGET, FolderWeights, fingerprint, resolve
 from tests.helpers import load_tiny, pool_for, prompt, save_model, tiny_model
 
 
@@ -68,16 +68,3 @@ def test_the_default_must_have_been_pulled(tmp_path: Path, monkeypatch: pytest.M
 def test_a_missing_gguf_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         resolve(str(tmp_path / "none.gguf"))
-
-
-def test_load_target_measures_once_and_remembers(
-    tmp_path: Path, tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DLITE_CACHE", str(tmp_path))
-    first = load_target(str(tiny_folders["llama"]), dtype="auto", device="cpu", context_limit=100)
-    measured = (tmp_path / "measured.json").read_text()
-    second = load_target(str(tiny_folders["llama"]), dtype="auto", device="cpu")
-    assert second.precision == first.precision
-    assert (tmp_path / "measured.json").read_text() == measured
-    assert (first.context_limit, second.context_limit) == (100, second.spec.max_positions)
-    assert first.fingerprint == fingerprint(tiny_folders["llama"])

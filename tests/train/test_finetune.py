@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from dlite_agent.decode.kv import KVPool
-from dlite_agent.decode.load import chat_ids, load_runtime
+from dlite_agent.decode.load import chat_ids, load_runtime, load_target
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.model.drafter import Drafter
-from dlite_agent.model.weights import DEFAULT_TARGET, load_target
+from dlite_agent.model.weights import DEFAULT_TARGET
 from dlite_agent.train.anchors import Examples
 from dlite_agent.train.commands import build_corpus, write_corpus
 from dlite_agent.train.data import Plan, read_prompts

@@ -61,26 +61,39 @@ static void meet(Barrier *barrier, int threads) {
 }
 
 typedef struct {
-    float *x, *q, *act, *partial, *normed, *mixed; /* the last two are a thread's own */
+    float *x, *q, *act, *partial;
+    float *normed, *mixed, *input; /* a thread's own; `input`: what `prepare` needs */
 } Buffers;
 
 static int64_t partial_size(const Model *m, int64_t rows, int64_t chunks) {
     return rows * m->heads * chunks * (m->head_dim + 2);
 }
 
-/* Floats of scratch a batch needs. */
-INLINE int64_t scratch_size(const Model *m, int64_t rows, int64_t chunks, int64_t threads) {
+static int64_t widest(const Model *m) {
+    int64_t width = m->heads * m->head_dim, most = m->hidden > m->inner ? m->hidden : m->inner;
+    return width > most ? width : most;
+}
+
+static int64_t own_size(const Model *m, int64_t rows, int64_t context) {
     int64_t width = m->heads * m->head_dim;
-    return rows * (width + m->inner) + partial_size(m, rows, chunks) + threads * rows * (m->hidden + width);
+    return rows * (m->hidden + width) + context * m->head_dim + input_size(rows, widest(m)) +
+           input_size(context, m->hidden);
+}
+
+/* Floats of scratch a batch needs; `context`: rows of context vectors of all spans. */
+INLINE int64_t scratch_size(const Model *m, int64_t rows, int64_t context, int64_t chunks, int64_t threads) {
+    int64_t shared = rows * (m->heads * m->head_dim + m->inner) + partial_size(m, rows, chunks);
+    return shared + threads * own_size(m, rows, context);
 }
 
 static Buffers buffers_of(const Model *m, const Batch *batch, int thread) {
-    int64_t rows = batch->rows, width = m->heads * m->head_dim;
+    int64_t rows = batch->rows, width = m->heads * m->head_dim, context = batch->context_rows * batch->spans;
     Buffers b = {.x = batch->x, .q = batch->scratch};
     b.act = b.q + rows * width;
     b.partial = b.act + rows * m->inner;
-    b.normed = b.partial + partial_size(m, rows, batch->chunks) + thread * rows * (m->hidden + width);
+    b.normed = b.partial + partial_size(m, rows, batch->chunks) + thread * own_size(m, rows, context);
     b.mixed = b.normed + rows * m->hidden;
+    b.input = b.mixed + rows * width + context * m->head_dim;
     return b;
 }
 
@@ -117,10 +130,10 @@ static void place(const Model *m, const Layer *layer, int64_t l, const Span *spa
 }
 
 /* One head of q, k or v of all rows. */
-static void project_rows(const Model *m, const Batch *batch, const Buffers *b, int64_t l, int64_t head) {
+static void project_rows(const Model *m, const Batch *batch, const Buffers *b, const Input *in, int64_t l, int64_t head) {
     int64_t d = m->head_dim, a_head = d / NR;
     Matrix into = {b->mixed, d, head * d};
-    panels(&m->layer[l].qkv, b->normed, batch->rows, head * a_head, (head + 1) * a_head, put, &into);
+    panels(&m->layer[l].qkv, in, head * a_head, (head + 1) * a_head, put, &into);
     for (int64_t row = 0; row < batch->rows; row++) {
         const Span *span = span_of(batch, row);
         int64_t slot = span->start + row - span->first;
@@ -129,46 +142,75 @@ static void project_rows(const Model *m, const Batch *batch, const Buffers *b, i
     }
 }
 
-/* One head of k or v of the context vectors. */
-static void project_context(const Model *m, const Batch *batch, const Buffers *b, int64_t l, int64_t head) {
+/* One head of k or v of the context vectors of all spans. */
+static void project_context(const Model *m, const Batch *batch, const Buffers *b, const Input *in, int64_t l,
+                            int64_t head) {
     int64_t d = m->head_dim, a_head = d / NR, count = batch->context_rows;
-    for (int64_t s = 0; s < batch->spans; s++) {
-        Matrix into = {b->mixed, d, head * d};
-        const float *context = batch->context + s * count * m->hidden;
-        panels(&m->layer[l].qkv, context, count, head * a_head, (head + 1) * a_head, put, &into);
-        for (int64_t i = 0; i < count; i++)
-            place(m, m->layer + l, l, batch->span + s, head, i, batch->span[s].context_at, b->mixed + i * d, 0);
+    Matrix into = {b->mixed, d, head * d};
+    panels(&m->layer[l].qkv, in, head * a_head, (head + 1) * a_head, put, &into);
+    for (int64_t i = 0; i < batch->spans * count; i++) {
+        const Span *span = batch->span + i / count;
+        place(m, m->layer + l, l, span, head, i % count, span->context_at, b->mixed + i * d, 0);
     }
 }
 
-/* Softmax-weighted sum of one query head over positions [from, to): out = [max, sum, values [d]]. */
-static void attend(float *out, const float *q, const float *keys, const float *values, int64_t from, int64_t to,
-                   int64_t d, float scale) {
-    float score[CHUNK + LANES];
+/* The totals of LANES vectors, as the lanes of one: neighbours `width` apart are added, then half as far, and so on. */
+INLINE vec totals(vec *x) {
+    const ivec lane =
+#if LANES == 16
+        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+        {0, 1, 2, 3, 4, 5, 6, 7};
+#endif
+#pragma GCC unroll 4
+    for (int width = LANES / 2; width; width /= 2) {
+        ivec from = lane + (ivec)((lane & width) != 0) * (width - LANES); /* true is -1 */
+        for (int i = 0; i < width; i++)
+            x[i] = __builtin_shuffle(x[i], x[i + width], from) + __builtin_shuffle(x[i], x[i + width], from + width);
+    }
+    return x[0];
+}
+
+#define HEADS 3 /* query heads of one KV head that pass over its keys together */
+
+/* Softmax-weighted sums of `heads` query heads over positions [from, to): out[h * stride] = [max, sum, values [d]]. */
+INLINE void attend(int heads, float *out, int64_t stride, const float *q, const float *keys, const float *values,
+                   int64_t from, int64_t to, int64_t d, float scale) {
+    float score[HEADS][CHUNK + LANES];
     int64_t n = to - from;
-    float most = -INFINITY;
-    for (int64_t j = 0; j < n; j++) {
-        const float *key = keys + (from + j) * d;
-        vec sum = {0};
-        for (int64_t i = 0; i < d; i += LANES) sum += load(q + i) * load(key + i);
-        score[j] = total(sum) * scale;
-        if (score[j] > most) most = score[j];
-    }
-    for (int64_t j = n; j < n + LANES; j++) score[j] = -INFINITY;
-    vec mass = {0};
     for (int64_t j = 0; j < n; j += LANES) {
-        vec e = exponential(load(score + j) - most);
-        store(score + j, e);
-        mass += e;
+        vec sum[HEADS][LANES];
+        for (int l = 0; l < LANES; l++) {
+            const float *key = keys + (from + (j + l < n ? j + l : j)) * d;
+            for (int h = 0; h < heads; h++) sum[h][l] = load(q + h * d) * load(key);
+            for (int64_t i = LANES; i < d; i += LANES)
+                for (int h = 0; h < heads; h++) sum[h][l] += load(q + h * d + i) * load(key + i);
+        }
+        for (int h = 0; h < heads; h++) store(score[h] + j, totals(sum[h]) * scale);
     }
-    out[0] = most;
-    out[1] = total(mass);
+    for (int h = 0; h < heads; h++) {
+        float most = -INFINITY;
+        vec mass = {0};
+        for (int64_t j = 0; j < n; j++) most = score[h][j] > most ? score[h][j] : most;
+        for (int64_t j = n; j < n + LANES; j++) score[h][j] = -INFINITY;
+        for (int64_t j = 0; j < n; j += LANES) {
+            vec e = exponential(load(score[h] + j) - most);
+            store(score[h] + j, e);
+            mass += e;
+        }
+        out[h * stride] = most;
+        out[h * stride + 1] = total(mass);
+    }
     for (int64_t i = 0; i < d; i += 4 * LANES) {
         int64_t width = d - i < 4 * LANES ? (d - i) / LANES : 4;
-        vec sum[4] = {{0}};
+        vec sum[HEADS][4] = {{{0}}};
         for (int64_t j = 0; j < n; j++)
-            for (int64_t v = 0; v < width; v++) sum[v] += score[j] * load(values + (from + j) * d + i + v * LANES);
-        for (int64_t v = 0; v < width; v++) store(out + 2 + i + v * LANES, sum[v]);
+            for (int64_t v = 0; v < width; v++) {
+                vec value = load(values + (from + j) * d + i + v * LANES);
+                for (int h = 0; h < heads; h++) sum[h][v] += score[h][j] * value;
+            }
+        for (int h = 0; h < heads; h++)
+            for (int64_t v = 0; v < width; v++) store(out + h * stride + 2 + i + v * LANES, sum[h][v]);
     }
 }
 
@@ -182,15 +224,19 @@ static void attend_all(const Model *m, const Batch *batch, const Buffers *b, int
         for (int64_t c = 0; c * CHUNK < end; c++)
             for (int64_t kv = 0; kv < m->kv_heads; kv++) {
                 int64_t at = layer * span->layer_stride + kv * span->head_stride;
-                for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+                for (int64_t h = kv * group; h < (kv + 1) * group; h += HEADS) {
+                    int heads = (kv + 1) * group - h < HEADS ? (int)((kv + 1) * group - h) : HEADS;
                     if (item++ % threads != thread) continue;
                     for (int64_t row = span->first; row < span->first + span->count; row++) {
                         int64_t from = c * CHUNK, to = batch->context ? end : span->start + row - span->first + 1;
                         if (to > from + CHUNK) to = from + CHUNK;
                         if (to <= from) continue;
-                        float *out = b->partial + ((row * m->heads + h) * batch->chunks + c) * (d + 2);
-                        attend(out, b->q + (row * m->heads + h) * d, span->keys + at, span->values + at, from, to, d,
-                               scale);
+                        int64_t stride = batch->chunks * (d + 2);
+                        float *out = b->partial + (row * m->heads + h) * stride + c * (d + 2);
+                        const float *q = b->q + (row * m->heads + h) * d, *keys = span->keys + at, *values = span->values + at;
+                        if (heads == 3) attend(3, out, stride, q, keys, values, from, to, d, scale);
+                        else if (heads == 2) attend(2, out, stride, q, keys, values, from, to, d, scale);
+                        else attend(1, out, stride, q, keys, values, from, to, d, scale);
                     }
                 }
             }
@@ -220,21 +266,20 @@ static void combine(const Model *m, const Batch *batch, const Buffers *b) {
     }
 }
 
-static void gate(float *act, const Model *m, const Linear *linear, const float *x, int64_t rows, int64_t p) {
-    float buffer[2 * 64 * NR];
-    int64_t half = m->inner / NR;
-    for (int64_t first = 0; first < rows; first += 64) {
-        int64_t count = rows - first < 64 ? rows - first : 64;
-        for (int64_t side = 0; side < 2; side++) {
-            Matrix into = {buffer + side * 64 * NR, NR, (p + side * half) * NR};
-            panels(linear, x + first * m->hidden, count, p + side * half, p + side * half + 1, put, &into);
+typedef struct {
+    float *act;
+    int64_t inner;
+} Gated;
+
+/* silu(gate) * up; the first half of the panels are gates, the second the ups that belong to them. */
+INLINE void gate(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values) {
+    Gated *to = into;
+    for (int p = 0; p < count / 2; p++)
+        for (int c = 0; c < NR; c += LANES) {
+            vec g = load(values + p * NR + c), up = load(values + (p + count / 2) * NR + c);
+            if (linear->bias) g += load(linear->bias + at[p] * NR + c), up += load(linear->bias + at[p + count / 2] * NR + c);
+            store(to->act + row * to->inner + at[p] * NR + c, g / (1.0f + exponential(-g)) * up);
         }
-        for (int64_t r = 0; r < count; r++)
-            for (int64_t c = 0; c < NR; c += LANES) {
-                vec g = load(buffer + r * NR + c), up = load(buffer + (64 + r) * NR + c);
-                store(act + (first + r) * m->inner + p * NR + c, g / (1.0f + exponential(-g)) * up);
-            }
-    }
 }
 
 static void normalise(const Model *m, const Batch *batch, const Buffers *b, const float *weight) {
@@ -249,22 +294,33 @@ static void run_layer(const Model *m, const Batch *batch, const Buffers *b, int6
     Matrix x = {b->x, m->hidden, 0};
     int64_t heads = m->heads + 2 * m->kv_heads, items = heads + (batch->context ? 2 * m->kv_heads : 0);
     normalise(m, batch, b, layer->input_norm);
+    Input in = prepare(b->normed, batch->rows, m->hidden, b->input), context = {0};
+    if (batch->context)
+        context = prepare(batch->context, batch->spans * batch->context_rows, m->hidden,
+                          b->input + input_size(batch->rows, widest(m)));
     for (int64_t i = items * thread / threads; i < items * (thread + 1) / threads; i++)
-        if (i < heads) project_rows(m, batch, b, l, i);
-        else project_context(m, batch, b, l, i - 2 * m->kv_heads);
+        if (i < heads) project_rows(m, batch, b, &in, l, i);
+        else project_context(m, batch, b, &context, l, i - 2 * m->kv_heads);
     meet(barrier, threads);
     attend_all(m, batch, b, l, thread, threads);
     meet(barrier, threads);
     combine(m, batch, b);
-    int64_t columns = (m->hidden + NR - 1) / NR;
-    int64_t first = columns * thread / threads, last = columns * (thread + 1) / threads;
-    panels(&layer->o, b->mixed, batch->rows, first, last, add, &x);
+    int64_t columns = panels_of(&layer->o), first = columns * thread / threads, last = columns * (thread + 1) / threads;
+    in = prepare(b->mixed, batch->rows, m->heads * m->head_dim, b->input);
+    panels(&layer->o, &in, first, last, add, &x);
     meet(barrier, threads);
     normalise(m, batch, b, layer->post_norm);
-    int64_t inner = m->inner / NR;
-    for (int64_t p = inner * thread / threads; p < inner * (thread + 1) / threads; p++)
-        gate(b->act, m, &layer->gate_up, b->normed, batch->rows, p);
+    in = prepare(b->normed, batch->rows, m->hidden, b->input);
+    int64_t inner = m->inner / NR, end = inner * (thread + 1) / threads;
+    Gated act = {b->act, m->inner};
+    for (int64_t p = inner * thread / threads; p < end; p += GROUP / 2) {
+        int half = end - p < GROUP / 2 ? (int)(end - p) : GROUP / 2;
+        int64_t at[GROUP];
+        for (int i = 0; i < half; i++) at[i] = p + i, at[half + i] = inner + p + i;
+        group(&layer->gate_up, &in, at, 2 * half, gate, &act);
+    }
     meet(barrier, threads);
-    panels(&layer->down, b->act, batch->rows, first, last, add, &x);
+    in = prepare(b->act, batch->rows, m->inner, b->input);
+    panels(&layer->down, &in, first, last, add, &x);
     meet(barrier, threads);
 }

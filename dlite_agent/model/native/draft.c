@@ -18,12 +18,13 @@ typedef struct {
 
 int64_t dlite_draft_scratch(const Head *head, int64_t spans, int64_t steps, int64_t hidden, int64_t threads) {
     int64_t r = head->rank;
-    return spans * (2 * r + r + steps * r + 2 * threads) + threads * spans * (2 * r + steps * hidden);
+    int64_t own = spans * (2 * r + steps * hidden) + input_size(spans * steps, hidden > 2 * r ? hidden : 2 * r);
+    return spans * (2 * r + r + steps * r + 2 * threads) + threads * own;
 }
 
 typedef struct {
     float *gates, *mixed, *from_hidden, *best; /* shared: [spans, 2r], [spans, r], [spans, steps, r], [threads, spans, 2] */
-    float *joined, *hidden;                    /* a thread's own: [spans, 2r] state and embedding, [spans, steps, H] */
+    float *joined, *hidden, *input;            /* a thread's own: [spans, 2r] state and embedding, [spans, steps, H] */
 } HeadBuffers;
 
 static HeadBuffers head_buffers(const Model *m, const Head *head, const Draft *draft, int thread, int threads) {
@@ -32,15 +33,20 @@ static HeadBuffers head_buffers(const Model *m, const Head *head, const Draft *d
     b.mixed = b.gates + n * 2 * r;
     b.from_hidden = b.mixed + n * r;
     b.best = b.from_hidden + n * draft->steps * r;
-    b.joined = b.best + threads * n * 2 + thread * n * (2 * r + draft->steps * m->hidden);
+    int64_t own = n * (2 * r + draft->steps * m->hidden);
+    own += input_size(n * draft->steps, m->hidden > 2 * r ? m->hidden : 2 * r);
+    b.joined = b.best + threads * n * 2 + thread * own;
     b.hidden = b.joined + n * 2 * r;
+    b.input = b.hidden + n * draft->steps * m->hidden;
     return b;
 }
 
-static void product(const Linear *linear, const float *x, int64_t rows, float *y, int thread, int threads) {
-    int64_t columns = (linear->n + NR - 1) / NR;
+static void product(const Linear *linear, const HeadBuffers *b, const float *x, int64_t rows, float *y, int thread,
+                    int threads) {
+    int64_t columns = panels_of(linear);
     Matrix into = {y, linear->n, 0};
-    panels(linear, x, rows, columns * thread / threads, columns * (thread + 1) / threads, put, &into);
+    Input in = prepare(x, rows, linear->k, b->input);
+    panels(linear, &in, columns * thread / threads, columns * (thread + 1) / threads, put, &into);
 }
 
 /* state' = sigmoid(g) * state + (1 - sigmoid(g)) * tanh(c), where [g, c] = state_proj [state, embedding of id]. */
@@ -49,7 +55,7 @@ static void advance(const Head *head, const Draft *draft, HeadBuffers *b, const 
     int64_t r = head->rank, n = draft->batch.spans;
     for (int64_t i = 0; i < n; i++)
         memcpy(b->joined + i * 2 * r + r, head->embedding + id[i * stride] * r, r * sizeof(float));
-    product(&head->state, b->joined, n, b->gates, thread, threads);
+    product(&head->state, b, b->joined, n, b->gates, thread, threads);
     meet(barrier, threads);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < r; j += LANES) {
@@ -64,32 +70,36 @@ typedef struct {
     float *best; /* [spans, 2]: value and row */
 } Best;
 
-INLINE void largest(void *into, int64_t row, int64_t column, int count, const float *values) {
+INLINE void largest(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values) {
     float *best = ((Best *)into)->best + row * 2;
-    for (int c = 0; c < count; c++)
-        if (values[c] > best[0]) {
-            int32_t at = (int32_t)(column + c);
-            best[0] = values[c];
-            memcpy(best + 1, &at, sizeof at);
+    for (int g = 0; g < count; g++)
+        for (int64_t c = 0, column = at[g] * NR; c < NR && column < linear->n; c++, column++) {
+            float value = with_bias(linear, column, values[g * NR + c]);
+            if (value <= best[0]) continue;
+            int32_t found = (int32_t)column;
+            best[0] = value;
+            memcpy(best + 1, &found, sizeof found);
         }
 }
 
 /* ids[:, step] = the likeliest token after the present state. */
 static void step_head(const Head *head, const Draft *draft, HeadBuffers *b, int64_t step, Barrier *barrier, int thread,
                       int threads) {
-    int64_t r = head->rank, n = draft->batch.spans, outputs = (head->output.n + NR - 1) / NR, columns = (r + NR - 1) / NR;
+    int64_t r = head->rank, n = draft->batch.spans, outputs = panels_of(&head->output), columns = (r + NR - 1) / NR;
     Matrix mixed = {b->mixed, r, 0};
     float state[n * r];
     for (int64_t i = 0; i < n; i++) memcpy(state + i * r, b->joined + i * 2 * r, r * sizeof(float));
     int64_t first = columns * thread / threads, last = columns * (thread + 1) / threads;
-    panels(&head->from_state, state, n, first, last, put, &mixed);
+    Input in = prepare(state, n, r, b->input);
+    panels(&head->from_state, &in, first, last, put, &mixed);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = first * NR; j < last * NR && j < r; j++)
             b->mixed[i * r + j] += b->from_hidden[(i * draft->steps + step) * r + j];
     Best best = {b->best + thread * n * 2};
     for (int64_t i = 0; i < n; i++) best.best[i * 2] = -INFINITY;
     meet(barrier, threads);
-    panels(&head->output, b->mixed, n, outputs * thread / threads, outputs * (thread + 1) / threads, largest, &best);
+    in = prepare(b->mixed, n, r, b->input);
+    panels(&head->output, &in, outputs * thread / threads, outputs * (thread + 1) / threads, largest, &best);
     meet(barrier, threads);
     if (thread == 0)
         for (int64_t i = 0; i < n; i++) {
@@ -116,7 +126,7 @@ static void run(const Model *m, const Head *head, const Draft *draft, Barrier *b
             norm(b.hidden + (i * draft->steps + k) * m->hidden, x + k * m->hidden, m->final_norm, m->hidden, m->eps);
         memset(b.joined + i * 2 * head->rank, 0, head->rank * sizeof(float));
     }
-    product(&head->from_hidden, b.hidden, n * draft->steps, b.from_hidden, thread, threads);
+    product(&head->from_hidden, &b, b.hidden, n * draft->steps, b.from_hidden, thread, threads);
     if (draft->seed) {
         advance(head, draft, &b, draft->seed, 1, barrier, thread, threads);
         meet(barrier, threads);
@@ -126,6 +136,7 @@ static void run(const Model *m, const Head *head, const Draft *draft, Barrier *b
         advance(head, draft, &b, previous, k ? draft->steps : 1, barrier, thread, threads);
         step_head(head, draft, &b, k, barrier, thread, threads);
     }
+    tiles_done();
 }
 
 void dlite_draft(const Model *model, const Head *head, const Draft *draft, int threads) {

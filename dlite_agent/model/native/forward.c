@@ -9,8 +9,8 @@ typedef struct {
     float *logits; /* [wanted, vocab] */
 } Pass;
 
-int64_t dlite_scratch(const Model *m, int64_t rows, int64_t chunks, int64_t threads) {
-    return scratch_size(m, rows, chunks, threads);
+int64_t dlite_scratch(const Model *m, int64_t rows, int64_t context, int64_t chunks, int64_t threads) {
+    return scratch_size(m, rows, context, chunks, threads);
 }
 
 static void run(const Model *m, const Pass *pass, Barrier *barrier, int thread, int threads) {
@@ -29,10 +29,11 @@ static void run(const Model *m, const Pass *pass, Barrier *barrier, int thread, 
         if (tapped < pass->taps && thread == 0)
             memcpy(pass->tapped + (i * pass->taps + tapped) * m->hidden, y, width);
     }
-    int64_t columns = (m->head.n + NR - 1) / NR;
+    int64_t columns = panels_of(&m->head);
     Matrix logits = {pass->logits, m->head.n, 0};
-    panels(&m->head, b.normed, pass->wanted, columns * thread / threads, columns * (thread + 1) / threads, put,
-           &logits);
+    Input in = prepare(b.normed, pass->wanted, m->hidden, b.input);
+    panels(&m->head, &in, columns * thread / threads, columns * (thread + 1) / threads, put, &logits);
+    tiles_done();
 }
 
 void dlite_forward(const Model *model, const Pass *pass, int threads) {
@@ -41,13 +42,20 @@ void dlite_forward(const Model *model, const Pass *pass, int threads) {
     run(model, pass, &barrier, omp_get_thread_num(), omp_get_num_threads());
 }
 
+/* Bytes of scratch that one product of so many rows needs. */
+int64_t dlite_linear_scratch(const Linear *linear, int64_t rows, int64_t threads) {
+    return threads * input_size(rows, linear->k);
+}
+
 /* y [rows, n] = x [rows, k] times the weights, plus bias. */
-void dlite_linear(const Linear *linear, const float *x, float *y, int64_t rows, int threads) {
+void dlite_linear(const Linear *linear, const float *x, float *y, int64_t rows, float *scratch, int threads) {
     Matrix into = {y, linear->n, 0};
-    int64_t columns = (linear->n + NR - 1) / NR;
+    int64_t columns = panels_of(linear);
 #pragma omp parallel num_threads(threads)
     {
         int64_t thread = omp_get_thread_num(), count = omp_get_num_threads();
-        panels(linear, x, rows, columns * thread / count, columns * (thread + 1) / count, put, &into);
+        Input in = prepare(x, rows, linear->k, scratch + thread * input_size(rows, linear->k));
+        panels(linear, &in, columns * thread / count, columns * (thread + 1) / count, put, &into);
+        tiles_done();
     }
 }

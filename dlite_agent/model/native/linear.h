@@ -1,8 +1,8 @@
 /* Products of a few rows with packed weights, and the vector helpers that the forward shares.
 
-   Weights [n, k] are packed in panels of NR outputs: panel p holds w[p * NR + c][i] at (p * k + i) * NR + c, the last
-   panel padded with zeros. An output is one chain of multiply-adds over i in ascending order whatever the number of
-   rows, so a row's result does not depend on who shares the batch. */
+   Weights [n, k] are packed in panels of NR outputs, the last panel padded with zeros; `group` computes up to GROUP
+   panels together. An output's chain of operations is the same whatever the number of rows, so a row's result does not
+   depend on who shares the batch. */
 #pragma once
 #include <immintrin.h>
 #include <math.h>
@@ -11,26 +11,41 @@
 
 #ifdef __AVX512F__
 #define LANES 16
+#define WIDEST 4 /* panels whose sums fit the registers beside MAX_TILE rows */
 #else
 #define LANES 8
+#define WIDEST 1
 #endif
 #define NR 16
 #define VN (NR / LANES)
 #define MAX_TILE 6
-#define PANELS_A_BLOCK 4 /* their weights stay in the second-level cache while row tiles pass */
+#define GROUP 4 /* their weights stay in the second-level cache while row tiles pass */
+#define BLOCK 32
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef int32_t iloose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-enum kind { FP32, FP16 };
+/* FP32 and FP16: panel p holds w[p * NR + c][i] at (p * k + i) * NR + c. The others: see blocks.h. */
+enum kind { FP32, FP16, BF16, Q8, Q4 };
 
 typedef struct {
     const void *weight;
     const float *bias; /* or null */
     int64_t n, k, kind;
 } Linear;
+
+/* Rows of a product's input, in the forms that its kinds read: as they are, their sums by blocks, and as two bf16
+   halves whose sum keeps 16 bits of each number. */
+typedef struct {
+    const float *x; /* [rows, k] */
+    float *sums;    /* [rows, k / BLOCK] */
+    uint16_t *high, *low;
+    void *expanded; /* room for GROUP panels in bf16 */
+    int64_t rows, k;
+} Input;
 
 INLINE vec load(const float *at) { return *(const loose *)at; }
 INLINE void store(float *at, vec x) { *(loose *)at = x; }
@@ -44,84 +59,91 @@ INLINE float total(vec x) {
     return sum + x[0];
 }
 
-INLINE void load_weights(const void *panel, int64_t kind, int64_t i, vec w[VN]) {
-    if (kind == FP32) {
-        for (int v = 0; v < VN; v++) w[v] = load((const float *)panel + i * NR + v * LANES);
-        return;
-    }
-    const uint16_t *at = (const uint16_t *)panel + i * NR;
+INLINE vec from_half(const uint16_t *at) {
 #ifdef __AVX512F__
-    w[0] = (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
 #else
-    for (int v = 0; v < VN; v++) w[v] = (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(at + v * LANES)));
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
 #endif
 }
 
-INLINE const void *panel_at(const Linear *linear, int64_t p) {
-    return (const char *)linear->weight + p * linear->k * NR * (linear->kind == FP32 ? 4 : 2);
+INLINE int64_t panels_of(const Linear *linear) { return (linear->n + NR - 1) / NR; }
+
+/* Floats of memory that `prepare` needs for so many rows of up to k numbers. */
+INLINE int64_t input_size(int64_t rows, int64_t k) { return rows * (k + k / BLOCK + 1) + GROUP * NR * k / 2 + 64; }
+
+static Input prepare(const float *x, int64_t rows, int64_t k, float *memory);
+
+/* Called for each row: NR values of each of `count` panels at[..]. */
+typedef void Emit(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values);
+
+INLINE vec weights(const void *panel, int64_t kind, int64_t i, int v) {
+    if (kind == FP32) return load((const float *)panel + i * NR + v * LANES);
+    return from_half((const uint16_t *)panel + i * NR + v * LANES);
 }
 
-/* out [rows][panels * NR] = x [rows, k] times `panels` neighbouring panels. */
-INLINE void tile(int rows, int panels, const Linear *linear, int64_t kind, int64_t p, const float *x, int64_t stride,
-                 float *out) {
-    vec sum[MAX_TILE * 2 * VN];
-    const void *panel[2] = {panel_at(linear, p), panel_at(linear, p + panels - 1)};
-    for (int i = 0; i < rows * panels * VN; i++) sum[i] = (vec){0};
-    for (int64_t i = 0; i < linear->k; i++) {
-        for (int q = 0; q < panels; q++) {
-            vec w[VN];
-            load_weights(panel[q], kind, i, w);
-            for (int r = 0; r < rows; r++)
-                for (int v = 0; v < VN; v++) sum[(r * panels + q) * VN + v] += x[r * stride + i] * w[v];
-        }
-    }
-    for (int i = 0; i < rows * panels * VN; i++) store(out + i * LANES, sum[i]);
-}
-
-#define TILES(KIND)                                                            \
-    switch (rows * 2 + panels - 1) {                                           \
-    case 2: tile(1, 1, linear, KIND, p, x, stride, out); return;               \
-    case 3: tile(1, 2, linear, KIND, p, x, stride, out); return;               \
-    case 4: tile(2, 1, linear, KIND, p, x, stride, out); return;               \
-    case 5: tile(2, 2, linear, KIND, p, x, stride, out); return;               \
-    case 6: tile(3, 1, linear, KIND, p, x, stride, out); return;               \
-    case 8: tile(4, 1, linear, KIND, p, x, stride, out); return;               \
-    case 10: tile(5, 1, linear, KIND, p, x, stride, out); return;              \
-    default: tile(6, 1, linear, KIND, p, x, stride, out); return;              \
-    }
-
-/* One or, with at most two rows, two panels: few rows need more chains to fill the pipeline. */
-static void run_tile(int rows, int panels, const Linear *linear, int64_t p, const float *x, int64_t stride,
-                     float *out) {
-    if (linear->kind == FP32) TILES(FP32)
-    TILES(FP16)
-}
-
-typedef void Emit(void *into, int64_t row, int64_t column, int count, const float *values);
-
-/* Panels [first, last) of x [rows, k] times the weights; `emit` gets NR columns of a row at a time. */
-INLINE void panels(const Linear *linear, const float *x, int64_t rows, int64_t first, int64_t last, Emit *emit,
-                   void *into) {
-    float out[MAX_TILE * 2 * NR];
-    int64_t tiles = (rows + MAX_TILE - 1) / MAX_TILE;
-    for (int64_t block = first; block < last; block += PANELS_A_BLOCK) {
-        int64_t end = block + PANELS_A_BLOCK < last ? block + PANELS_A_BLOCK : last;
-        for (int64_t t = 0; t < tiles; t++) {
-            int64_t row = rows * t / tiles, count = rows * (t + 1) / tiles - row;
-            for (int64_t p = block, wide; p < end; p += wide) {
-                wide = count <= 2 && p + 1 < end ? 2 : 1;
-                run_tile((int)count, (int)wide, linear, p, x + row * linear->k, linear->k, out);
-                for (int64_t r = 0; r < count; r++)
-                    for (int64_t q = 0; q < wide; q++) {
-                        float *values = out + (r * wide + q) * NR;
-                        int64_t column = (p + q) * NR, left = linear->n - column;
-                        if (linear->bias)
-                            for (int c = 0; c < NR && c < left; c++) values[c] += linear->bias[column + c];
-                        emit(into, row + r, column, left < NR ? (int)left : NR, values);
-                    }
+/* out [rows][GROUP * NR] = x [rows, k] times `wide` panels. */
+INLINE void tile(int rows, int wide, int64_t kind, const void *const *panel, const float *x, int64_t k, float *out) {
+    vec sum[MAX_TILE * WIDEST * 2 * VN];
+    for (int i = 0; i < rows * wide * VN; i++) sum[i] = (vec){0};
+    for (int64_t i = 0; i < k; i++)
+        for (int q = 0; q < wide; q++)
+            for (int v = 0; v < VN; v++) {
+                vec w = weights(panel[q], kind, i, v);
+                for (int r = 0; r < rows; r++) sum[(r * wide + q) * VN + v] += x[r * k + i] * w;
             }
-        }
+    for (int r = 0; r < rows; r++)
+        for (int q = 0; q < wide * VN; q++) store(out + r * GROUP * NR + q * LANES, sum[r * wide * VN + q]);
+}
+
+#define CASE(ROWS, KIND)                                                                        \
+    case ROWS:                                                                                  \
+        if (ROWS <= 2 && WIDEST == 1 && count >= 2) wide = 2, tile(ROWS, 2, KIND, panel, x, k, out); \
+        else if (WIDEST == 4 && count >= 4) wide = 4, tile(ROWS, WIDEST, KIND, panel, x, k, out);    \
+        else wide = 1, tile(ROWS, 1, KIND, panel, x, k, out);                                   \
+        break;
+#define CASES(KIND) \
+    switch (rows) { CASE(1, KIND) CASE(2, KIND) CASE(3, KIND) CASE(4, KIND) CASE(5, KIND) CASE(6, KIND) }
+
+/* The first panels of `panel`; returns how many of the `count` were computed. */
+static int run_tile(int rows, int count, int64_t kind, const void *const *panel, const float *x, int64_t k, float *out) {
+    int wide = 1;
+    if (kind == FP32) CASES(FP32) else CASES(FP16)
+    return wide;
+}
+
+static void dense_group(const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit, void *into) {
+    const void *panel[GROUP];
+    float out[MAX_TILE * GROUP * NR];
+    int64_t k = in->k, tiles = (in->rows + MAX_TILE - 1) / MAX_TILE;
+    for (int g = 0; g < count; g++)
+        panel[g] = (const char *)linear->weight + at[g] * k * NR * (linear->kind == FP32 ? 4 : 2);
+    for (int64_t t = 0; t < tiles; t++) {
+        int64_t row = in->rows * t / tiles, rows = in->rows * (t + 1) / tiles - row;
+        for (int g = 0; g < count;)
+            g += run_tile((int)rows, count - g, linear->kind, panel + g, in->x + row * k, k, out + g * NR);
+        for (int64_t r = 0; r < rows; r++) emit(into, linear, row + r, at, count, out + r * GROUP * NR);
     }
+}
+
+#include "blocks.h"
+
+/* Panels at[0 .. count) of x times the weights. */
+INLINE void group(const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit, void *into) {
+    if (linear->kind < BF16) dense_group(linear, in, at, count, emit, into);
+    else block_group(linear, in, at, count, emit, into);
+}
+
+/* Panels [first, last). */
+INLINE void panels(const Linear *linear, const Input *in, int64_t first, int64_t last, Emit *emit, void *into) {
+    for (int64_t p = first; p < last; p += GROUP) {
+        int64_t at[GROUP] = {p, p + 1, p + 2, p + 3};
+        group(linear, in, at, last - p < GROUP ? (int)(last - p) : GROUP, emit, into);
+    }
+}
+
+INLINE float with_bias(const Linear *linear, int64_t column, float value) {
+    return linear->bias ? value + linear->bias[column] : value;
 }
 
 /* Columns first.. of a result. */
@@ -130,15 +152,18 @@ typedef struct {
     int64_t stride, first;
 } Matrix;
 
-INLINE void put(void *into, int64_t row, int64_t column, int count, const float *values) {
+INLINE void put(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values) {
     Matrix *m = into;
-    memcpy(m->y + row * m->stride + column - m->first, values, count * sizeof(float));
+    for (int g = 0; g < count; g++)
+        for (int64_t c = 0, column = at[g] * NR; c < NR && column < linear->n; c++, column++)
+            m->y[row * m->stride + column - m->first] = with_bias(linear, column, values[g * NR + c]);
 }
 
-INLINE void add(void *into, int64_t row, int64_t column, int count, const float *values) {
+INLINE void add(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values) {
     Matrix *m = into;
-    float *y = m->y + row * m->stride + column - m->first;
-    for (int c = 0; c < count; c++) y[c] += values[c];
+    for (int g = 0; g < count; g++)
+        for (int64_t c = 0, column = at[g] * NR; c < NR && column < linear->n; c++, column++)
+            m->y[row * m->stride + column - m->first] += with_bias(linear, column, values[g * NR + c]);
 }
 
 /* exp with a relative error below 1e-6, and exactly 0 where it would be subnormal. */

@@ -1,0 +1,116 @@
+/* Weights in blocks of NR outputs x BLOCK inputs, each in the smallest form that holds them exactly.
+
+   BF16: for each pair of inputs, NR pairs of numbers. Q8: w = scale * q, q a signed byte: for each four inputs, NR words
+   of four bytes; then NR scales. Q4: w = scale * q + least, q of 0..15: for each eight inputs, NR words of eight nibbles
+   (the even inputs in the low half, the odd ones in the high half); then NR scales and NR leasts, in fp16. These are the
+   numbers of GGUF's Q8_0 and Q4_1, so that nothing is lost against the file.
+
+   Where the processor has tiles (AMX), products are of bf16 numbers with fp32 sums: q is exact in bf16, and x goes in as
+   two halves. Elsewhere a block is expanded to fp32 and multiplied as it is. */
+#pragma once
+
+static const int BYTES[] = {0, 0, 1024, 512 + 32, 256 + 64};
+
+INLINE const char *block_at(const Linear *linear, int64_t panel, int64_t block) {
+    return (const char *)linear->weight + (panel * (linear->k / BLOCK) + block) * BYTES[linear->kind];
+}
+
+INLINE ivec words(const char *at, int v) { return *(const iloose *)(at + v * 4 * LANES); }
+
+/* scale * sum + least * (the block's sum of x), for outputs v * LANES.. of a block. */
+INLINE vec scaled(int64_t kind, const char *block, int v, vec sum, float x_sum) {
+    if (kind == BF16) return sum;
+    const uint16_t *scale = (const uint16_t *)(block + (kind == Q4 ? 256 : 512)) + v * LANES;
+    sum *= from_half(scale);
+    return kind == Q4 ? sum + from_half(scale + NR) * x_sum : sum;
+}
+
+/* The numbers q of a block as fp32, [BLOCK][NR]. */
+INLINE void unpack(int64_t kind, const char *block, float *out) {
+    for (int v = 0; v < VN; v++) {
+        float *to = out + v * LANES;
+        if (kind == BF16)
+            for (int i = 0; i < BLOCK; i += 2) {
+                ivec pair = words(block + i * NR * 2, v);
+                store(to + i * NR, (vec)(pair << 16));
+                store(to + (i + 1) * NR, (vec)(pair & (int32_t)0xffff0000));
+            }
+        else if (kind == Q8)
+            for (int i = 0; i < BLOCK; i += 4) {
+                ivec four = words(block + i * NR, v);
+                for (int t = 0; t < 4; t++)
+                    store(to + (i + t) * NR, __builtin_convertvector((four << (24 - 8 * t)) >> 24, vec));
+            }
+        else
+            for (int i = 0; i < BLOCK; i += 8) {
+                ivec eight = words(block + i * NR / 2, v);
+                for (int t = 0; t < 8; t++)
+                    store(to + (i + t) * NR, __builtin_convertvector((eight >> (4 * (t / 2) + 16 * (t % 2))) & 15, vec));
+            }
+    }
+}
+
+#define CHAINS 4
+
+INLINE void plain_blocks(int64_t kind, const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit,
+                         void *into) {
+    int64_t k = in->k, blocks = k / BLOCK;
+    float q[BLOCK * NR], out[64 * GROUP * NR];
+    for (int64_t first = 0; first < in->rows; first += 64) {
+        int64_t rows = in->rows - first < 64 ? in->rows - first : 64;
+        memset(out, 0, rows * GROUP * NR * sizeof(float));
+        for (int g = 0; g < count; g++)
+            for (int64_t b = 0; b < blocks; b++) {
+                const char *block = block_at(linear, at[g], b);
+                unpack(kind, block, q);
+                for (int64_t r = 0; r < rows; r++) {
+                    const float *x = in->x + (first + r) * k + b * BLOCK;
+                    float *to = out + (r * GROUP + g) * NR, x_sum = in->sums[(first + r) * blocks + b];
+                    for (int v = 0; v < VN; v++) {
+                        vec sum[CHAINS] = {{0}};
+                        for (int i = 0; i < BLOCK; i++) sum[i % CHAINS] += x[i] * load(q + i * NR + v * LANES);
+                        vec all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+                        store(to + v * LANES, load(to + v * LANES) + scaled(kind, block, v, all, x_sum));
+                    }
+                }
+            }
+        for (int64_t r = 0; r < rows; r++) emit(into, linear, first + r, at, count, out + r * GROUP * NR);
+    }
+}
+
+#ifdef __AMX_BF16__
+#include "tiles.h"
+#else
+static int tiles_ready(void) { return 0; }
+static void tiles_done(void) {}
+INLINE void tile_blocks(int64_t kind, const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit,
+                        void *into) {}
+INLINE void split(Input *in) {}
+#endif
+
+static void block_group(const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit, void *into) {
+    if (tiles_ready()) {
+        if (linear->kind == BF16) tile_blocks(BF16, linear, in, at, count, emit, into);
+        else if (linear->kind == Q8) tile_blocks(Q8, linear, in, at, count, emit, into);
+        else tile_blocks(Q4, linear, in, at, count, emit, into);
+    } else if (linear->kind == BF16) plain_blocks(BF16, linear, in, at, count, emit, into);
+    else if (linear->kind == Q8) plain_blocks(Q8, linear, in, at, count, emit, into);
+    else plain_blocks(Q4, linear, in, at, count, emit, into);
+}
+
+/* `x` [rows, k] with what products need of it; `memory` holds input_size floats and lives as long. */
+static Input prepare(const float *x, int64_t rows, int64_t k, float *memory) {
+    int64_t blocks = k / BLOCK;
+    Input in = {.x = x, .rows = rows, .k = k, .sums = memory};
+    memory = (float *)(((uintptr_t)(memory + rows * blocks) + 63) & ~(uintptr_t)63);
+    in.expanded = memory;
+    in.high = (uint16_t *)(memory + GROUP * NR * k / 2);
+    in.low = in.high + rows * k;
+    for (int64_t i = 0; i < rows * blocks && k % BLOCK == 0; i++) {
+        vec sum = {0};
+        for (int j = 0; j < BLOCK; j += LANES) sum += load(x + i * BLOCK + j);
+        in.sums[i] = total(sum);
+    }
+    if (k % BLOCK == 0 && tiles_ready()) split(&in);
+    return in;
+}
