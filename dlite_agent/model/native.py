@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dlite_agent.model.measured import processor
-from dlite_agent.model.packing import Packed
+from dlite_agent.model.packing import PANEL, Packed
 from dlite_agent.paths import cache_dir
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class NativeLinear:
             raise NotImplementedError("the native kernels cannot be had here")
         self.outputs, self.inputs = weight.shape
         self._weight = pack(weight)
-        self._bias = None if bias is None else bias.float().contiguous()
+        self._bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, -self.outputs % PANEL))
         self.c = CLinear(
             self._weight.memory.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),

@@ -72,14 +72,17 @@ typedef struct {
 
 INLINE void largest(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values) {
     float *best = ((Best *)into)->best + row * 2;
-    for (int g = 0; g < count; g++)
-        for (int64_t c = 0, column = at[g] * NR; c < NR && column < linear->n; c++, column++) {
-            float value = with_bias(linear, column, values[g * NR + c]);
+    for (int g = 0; g < count; g++) {
+        vec out[VN];
+        int columns = with_bias(linear, at[g], values + g * NR, out);
+        for (int c = 0; c < columns; c++) {
+            float value = ((float *)out)[c];
+            int32_t found = (int32_t)(at[g] * NR + c);
             if (value <= best[0]) continue;
-            int32_t found = (int32_t)column;
             best[0] = value;
             memcpy(best + 1, &found, sizeof found);
         }
+    }
 }
 
 /* ids[:, step] = the likeliest token after the present state. */

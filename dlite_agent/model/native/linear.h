@@ -33,7 +33,7 @@ enum kind { FP32, FP16, BF16, Q8, Q4 };
 
 typedef struct {
     const void *weight;
-    const float *bias; /* or null */
+    const float *bias; /* padded like the weights, or null */
     int64_t n, k, kind;
 } Linear;
 
@@ -142,8 +142,13 @@ INLINE void panels(const Linear *linear, const Input *in, int64_t first, int64_t
     }
 }
 
-INLINE float with_bias(const Linear *linear, int64_t column, float value) {
-    return linear->bias ? value + linear->bias[column] : value;
+/* Values of a panel with their biases; returns how many of them are outputs. */
+INLINE int with_bias(const Linear *linear, int64_t panel, const float *values, vec out[VN]) {
+    int64_t left = linear->n - panel * NR;
+    for (int v = 0; v < VN; v++) out[v] = load(values + v * LANES);
+    if (linear->bias)
+        for (int v = 0; v < VN; v++) out[v] += load(linear->bias + panel * NR + v * LANES);
+    return left < NR ? (int)left : NR;
 }
 
 /* Columns first.. of a result. */
@@ -154,16 +159,23 @@ typedef struct {
 
 INLINE void put(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values) {
     Matrix *m = into;
-    for (int g = 0; g < count; g++)
-        for (int64_t c = 0, column = at[g] * NR; c < NR && column < linear->n; c++, column++)
-            m->y[row * m->stride + column - m->first] = with_bias(linear, column, values[g * NR + c]);
+    for (int g = 0; g < count; g++) {
+        vec out[VN];
+        int columns = with_bias(linear, at[g], values + g * NR, out);
+        memcpy(m->y + row * m->stride + at[g] * NR - m->first, out, columns == NR ? sizeof out : columns * sizeof(float));
+    }
 }
 
 INLINE void add(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values) {
     Matrix *m = into;
-    for (int g = 0; g < count; g++)
-        for (int64_t c = 0, column = at[g] * NR; c < NR && column < linear->n; c++, column++)
-            m->y[row * m->stride + column - m->first] += with_bias(linear, column, values[g * NR + c]);
+    for (int g = 0; g < count; g++) {
+        vec out[VN];
+        float *y = m->y + row * m->stride + at[g] * NR - m->first;
+        int columns = with_bias(linear, at[g], values + g * NR, out);
+        for (int v = 0; v < VN && columns == NR; v++) out[v] += load(y + v * LANES);
+        for (int c = 0; c < columns && columns < NR; c++) ((float *)out)[c] += y[c];
+        memcpy(y, out, columns == NR ? sizeof out : columns * sizeof(float));
+    }
 }
 
 /* exp with a relative error below 1e-6, and exactly 0 where it would be subnormal. */

@@ -81,7 +81,7 @@ INLINE void tile_blocks(int64_t kind, const Linear *linear, const Input *in, con
     float sums[GROUP * TILE_ROWS * NR] __attribute__((aligned(64))), out[TILE_ROWS * GROUP * NR];
     for (int64_t first = 0; first < in->rows; first += TILE_ROWS) {
         int rows = in->rows - first < TILE_ROWS ? (int)(in->rows - first) : TILE_ROWS;
-        configure(rows);
+        if (!first || rows < TILE_ROWS) configure(rows);
         for (int i = 0; i < rows * GROUP * NR; i += LANES) store(out + i, (vec){0});
         _tile_zero(0);
         _tile_zero(1);
