@@ -17,12 +17,23 @@ INLINE const char *block_at(const Linear *linear, int64_t panel, int64_t block) 
 
 INLINE ivec words(const char *at, int v) { return *(const iloose *)(at + v * 4 * LANES); }
 
-/* scale * sum + least * (the block's sum of x), for outputs v * LANES.. of a block. */
-INLINE vec scaled(int64_t kind, const char *block, int v, vec sum, float x_sum) {
+typedef struct {
+    vec scale, least;
+} Grid;
+
+/* The grids of outputs v * LANES.. of a block. */
+INLINE Grid grid_of(int64_t kind, const char *block, int v) {
+    Grid grid = {{0}, {0}};
+    const uint16_t *at = (const uint16_t *)(block + (kind == Q4 ? 256 : 512)) + v * LANES;
+    if (kind != BF16) grid.scale = from_half(at);
+    if (kind == Q4) grid.least = from_half(at + NR);
+    return grid;
+}
+
+/* What a block adds to its outputs: `sum` is that of q * x, `x_sum` that of x. */
+INLINE vec on_grid(int64_t kind, Grid grid, vec sum, float x_sum) {
     if (kind == BF16) return sum;
-    const uint16_t *scale = (const uint16_t *)(block + (kind == Q4 ? 256 : 512)) + v * LANES;
-    sum *= from_half(scale);
-    return kind == Q4 ? sum + from_half(scale + NR) * x_sum : sum;
+    return kind == Q4 ? grid.scale * sum + grid.least * x_sum : grid.scale * sum;
 }
 
 /* The numbers q of a block as fp32, [BLOCK][NR]. */
@@ -62,7 +73,9 @@ INLINE void plain_blocks(int64_t kind, const Linear *linear, const Input *in, co
         for (int g = 0; g < count; g++)
             for (int64_t b = 0; b < blocks; b++) {
                 const char *block = block_at(linear, at[g], b);
+                Grid grid[VN];
                 unpack(kind, block, q);
+                for (int v = 0; v < VN; v++) grid[v] = grid_of(kind, block, v);
                 for (int64_t r = 0; r < rows; r++) {
                     const float *x = in->x + (first + r) * k + b * BLOCK;
                     float *to = out + (r * GROUP + g) * NR, x_sum = in->sums[(first + r) * blocks + b];
@@ -70,7 +83,7 @@ INLINE void plain_blocks(int64_t kind, const Linear *linear, const Input *in, co
                         vec sum[CHAINS] = {{0}};
                         for (int i = 0; i < BLOCK; i++) sum[i % CHAINS] += x[i] * load(q + i * NR + v * LANES);
                         vec all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-                        store(to + v * LANES, load(to + v * LANES) + scaled(kind, block, v, all, x_sum));
+                        store(to + v * LANES, load(to + v * LANES) + on_grid(kind, grid[v], all, x_sum));
                     }
                 }
             }

@@ -100,12 +100,14 @@ INLINE void tile_blocks(int64_t kind, const Linear *linear, const Input *in, con
             BEGIN(2, 6) BEGIN(3, 7) END(2, 6) END(3, 7)
             if (kind == BF16) continue;
             KEEP(0) KEEP(1) KEEP(2) KEEP(3)
-            for (int g = 0; g < count; g++)
+            for (int g = 0; g < count; g++) {
+                Grid grid = grid_of(kind, source[g], 0);
                 for (int r = 0; r < rows; r++) {
                     float *y = out + (r * GROUP + g) * NR;
                     vec sum = load(sums + (g * TILE_ROWS + r) * NR);
-                    store(y, load(y) + scaled(kind, source[g], 0, sum, in->sums[(first + r) * blocks + b]));
+                    store(y, load(y) + on_grid(kind, grid, sum, in->sums[(first + r) * blocks + b]));
                 }
+            }
         }
         if (kind == BF16) {
             KEEP(0) KEEP(1) KEEP(2) KEEP(3)
