@@ -172,72 +172,119 @@ INLINE vec totals(vec *x) {
 }
 
 #define HEADS 3 /* query heads of one KV head that pass over its keys together */
+#define ROWS 8  /* and rows; each block of keys and values is fetched once for all of them */
 
-/* Softmax-weighted sums of `heads` query heads over positions [from, to): out[h * stride] = [max, sum, values [d]]. */
-INLINE void attend(int heads, float *out, int64_t stride, const float *q, const float *keys, const float *values,
-                   int64_t from, int64_t to, int64_t d, float scale) {
-    float score[HEADS][CHUNK + LANES];
-    int64_t n = to - from;
+/* Up to ROWS rows of one sequence, HEADS heads and CHUNK positions. */
+typedef struct {
+    const float *q, *keys, *values;
+    float *out; /* of each row and head [max, sum, values [d]] */
+    int64_t row_stride, head_stride, q_stride, from, rows, n[ROWS]; /* n: positions that a row sees, from `from` on */
+} Piece;
+
+static void softmax(float *score, int64_t n, float *out) {
+    for (int64_t j = n; j < n + LANES; j++) score[j] = -INFINITY;
+    vec mass = {0}, largest = load(score);
+    for (int64_t j = LANES; j < n; j += LANES) largest = choose(load(score + j) > largest, load(score + j), largest);
+    float most = largest[0];
+    for (int l = 1; l < LANES; l++) most = largest[l] > most ? largest[l] : most;
     for (int64_t j = 0; j < n; j += LANES) {
-        vec sum[HEADS][LANES];
-        for (int l = 0; l < LANES; l++) {
-            const float *key = keys + (from + (j + l < n ? j + l : j)) * d;
-            for (int h = 0; h < heads; h++) sum[h][l] = load(q + h * d) * load(key);
-            for (int64_t i = LANES; i < d; i += LANES)
-                for (int h = 0; h < heads; h++) sum[h][l] += load(q + h * d + i) * load(key + i);
-        }
-        for (int h = 0; h < heads; h++) store(score[h] + j, totals(sum[h]) * scale);
+        vec e = exponential(load(score + j) - most);
+        store(score + j, e);
+        mass += e;
     }
-    for (int h = 0; h < heads; h++) {
-        float most = -INFINITY;
-        vec mass = {0};
-        for (int64_t j = 0; j < n; j++) most = score[h][j] > most ? score[h][j] : most;
-        for (int64_t j = n; j < n + LANES; j++) score[h][j] = -INFINITY;
-        for (int64_t j = 0; j < n; j += LANES) {
-            vec e = exponential(load(score[h] + j) - most);
-            store(score[h] + j, e);
-            mass += e;
-        }
-        out[h * stride] = most;
-        out[h * stride + 1] = total(mass);
+    out[0] = most;
+    out[1] = total(mass);
+}
+
+INLINE void score_keys(int heads, const Piece *p, int64_t row, int64_t j, int64_t d, float scale, float *score) {
+    const float *q = p->q + row * p->q_stride;
+    vec sum[HEADS][LANES];
+    for (int l = 0; l < LANES; l++) {
+        const float *key = p->keys + (p->from + (j + l < p->n[row] ? j + l : j)) * d;
+        for (int h = 0; h < heads; h++) sum[h][l] = load(q + h * d) * load(key);
+        for (int64_t i = LANES; i < d; i += LANES)
+            for (int h = 0; h < heads; h++) sum[h][l] += load(q + h * d + i) * load(key + i);
     }
+    for (int h = 0; h < heads; h++) store(score + h * (CHUNK + LANES) + j, totals(sum[h]) * scale);
+}
+
+INLINE void add_values(int heads, const Piece *p, int64_t row, int64_t j, int64_t d, const float *score) {
+    int64_t end = j + LANES < p->n[row] ? j + LANES : p->n[row];
+    float *out = p->out + row * p->row_stride + 2;
     for (int64_t i = 0; i < d; i += 4 * LANES) {
         int64_t width = d - i < 4 * LANES ? (d - i) / LANES : 4;
-        vec sum[HEADS][4] = {{{0}}};
-        for (int64_t j = 0; j < n; j++)
+        vec sum[HEADS][4];
+        for (int h = 0; h < heads; h++)
+            for (int64_t v = 0; v < width; v++) sum[h][v] = load(out + h * p->head_stride + i + v * LANES);
+        for (int64_t at = j; at < end; at++)
             for (int64_t v = 0; v < width; v++) {
-                vec value = load(values + (from + j) * d + i + v * LANES);
-                for (int h = 0; h < heads; h++) sum[h][v] += score[h][j] * value;
+                vec value = load(p->values + (p->from + at) * d + i + v * LANES);
+                for (int h = 0; h < heads; h++) sum[h][v] += score[h * (CHUNK + LANES) + at] * value;
             }
         for (int h = 0; h < heads; h++)
-            for (int64_t v = 0; v < width; v++) store(out + h * stride + 2 + i + v * LANES, sum[h][v]);
+            for (int64_t v = 0; v < width; v++) store(out + h * p->head_stride + i + v * LANES, sum[h][v]);
     }
 }
 
-/* All (row, KV head, chunk) of the batch, dealt out so that neighbours share keys in the cache. */
-static void attend_all(const Model *m, const Batch *batch, const Buffers *b, int64_t layer, int thread, int threads) {
-    int64_t d = m->head_dim, group = m->heads / m->kv_heads, item = 0;
+/* Softmax-weighted sums of values; a block of keys passes all rows before the next one comes. */
+INLINE void attend(int heads, const Piece *p, int64_t d, float scale) {
+    float score[ROWS][HEADS * (CHUNK + LANES)];
+    int64_t longest = p->n[p->rows - 1];
+    for (int64_t j = 0; j < longest; j += LANES)
+        for (int64_t r = 0; r < p->rows; r++)
+            if (j < p->n[r]) score_keys(heads, p, r, j, d, scale, score[r]);
+    for (int64_t r = 0; r < p->rows; r++)
+        for (int h = 0; h < heads; h++) {
+            float *out = p->out + r * p->row_stride + h * p->head_stride;
+            softmax(score[r] + h * (CHUNK + LANES), p->n[r], out);
+            memset(out + 2, 0, d * sizeof(float));
+        }
+    for (int64_t j = 0; j < longest; j += LANES)
+        for (int64_t r = 0; r < p->rows; r++)
+            if (j < p->n[r]) add_values(heads, p, r, j, d, score[r]);
+}
+
+/* Chunk c of the heads h.. for all rows of a span. */
+static void attend_span(const Model *m, const Batch *batch, const Buffers *b, const Span *span, int64_t at, int64_t h,
+                        int heads, int64_t c) {
+    int64_t d = m->head_dim, end = span->start + span->count, from = c * CHUNK;
+    int64_t head_stride = batch->chunks * (d + 2), first = 0;
     float scale = 1.0f / sqrtf((float)d);
+    if (!batch->context && from > span->start) first = from - span->start; /* rows before see nothing of this chunk */
+    for (int64_t row; first < span->count; first += ROWS) {
+        row = span->first + first;
+        Piece piece = {
+            .q = b->q + (row * m->heads + h) * d,
+            .keys = span->keys + at,
+            .values = span->values + at,
+            .out = b->partial + (row * m->heads + h) * head_stride + c * (d + 2),
+            .row_stride = m->heads * head_stride,
+            .head_stride = head_stride,
+            .q_stride = m->heads * d,
+            .from = from,
+            .rows = span->count - first < ROWS ? span->count - first : ROWS,
+        };
+        for (int64_t r = 0; r < piece.rows; r++) {
+            int64_t seen = (batch->context ? end : span->start + first + r + 1) - from;
+            piece.n[r] = seen < CHUNK ? seen : CHUNK;
+        }
+        if (heads == 3) attend(3, &piece, d, scale);
+        else if (heads == 2) attend(2, &piece, d, scale);
+        else attend(1, &piece, d, scale);
+    }
+}
+
+/* All (KV head, chunk) of the batch, dealt out so that neighbours share keys in the cache. */
+static void attend_all(const Model *m, const Batch *batch, const Buffers *b, int64_t layer, int thread, int threads) {
+    int64_t group = m->heads / m->kv_heads, item = 0;
     for (int64_t s = 0; s < batch->spans; s++) {
         const Span *span = batch->span + s;
-        int64_t end = span->start + span->count;
-        for (int64_t c = 0; c * CHUNK < end; c++)
+        for (int64_t c = 0; c * CHUNK < span->start + span->count; c++)
             for (int64_t kv = 0; kv < m->kv_heads; kv++) {
                 int64_t at = layer * span->layer_stride + kv * span->head_stride;
-                for (int64_t h = kv * group; h < (kv + 1) * group; h += HEADS) {
-                    int heads = (kv + 1) * group - h < HEADS ? (int)((kv + 1) * group - h) : HEADS;
-                    if (item++ % threads != thread) continue;
-                    for (int64_t row = span->first; row < span->first + span->count; row++) {
-                        int64_t from = c * CHUNK, to = batch->context ? end : span->start + row - span->first + 1;
-                        if (to > from + CHUNK) to = from + CHUNK;
-                        if (to <= from) continue;
-                        int64_t stride = batch->chunks * (d + 2);
-                        float *out = b->partial + (row * m->heads + h) * stride + c * (d + 2);
-                        const float *q = b->q + (row * m->heads + h) * d, *keys = span->keys + at, *values = span->values + at;
-                        if (heads == 3) attend(3, out, stride, q, keys, values, from, to, d, scale);
-                        else if (heads == 2) attend(2, out, stride, q, keys, values, from, to, d, scale);
-                        else attend(1, out, stride, q, keys, values, from, to, d, scale);
-                    }
+                for (int64_t h = 0; h < group; h += HEADS) {
+                    int heads = group - h < HEADS ? (int)(group - h) : HEADS;
+                    if (item++ % threads == thread) attend_span(m, batch, b, span, at, kv * group + h, heads, c);
                 }
             }
     }
