@@ -33,6 +33,7 @@ def run(
     bundle: Annotated[list[str] | None, typer.Option(help="Tool bundles by name; all that ship by default.")] = None,
     bundles_dir: Annotated[list[Path] | None, typer.Option(help="A folder of further bundles.")] = None,
     mcp: Annotated[list[str] | None, typer.Option(help="Command of an MCP server (stdio) whose tools to add.")] = None,
+    plan: Annotated[list[str] | None, typer.Option(help="Tool that the next of the first turns must call.")] = None,
     tool_choice: Annotated[str, typer.Option(help="required (every turn calls) or auto.")] = "required",
     parallel: Annotated[bool, typer.Option(help="Allow several calls in a turn.")] = True,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of one turn.")] = None,
@@ -62,6 +63,7 @@ def run(
     asked = {"max_tokens": max_tokens, "argument_characters": argument_characters, "seed": seed}
     model |= {name: value for name, value in asked.items() if value is not None}
     model |= {"temperature": temperature, "tool_choice": tool_choice, "parallel_tool_calls": parallel}
+    model["plan"] = plan or []
     limits: dict[str, Any] = {"turns": max_turns} | ({"output_bytes": SMALL_OUTPUT} if small else {})
     body = None
     if task is not None and repo is not None:

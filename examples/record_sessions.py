@@ -54,8 +54,9 @@ class Recipe:
     model: dict[str, Any] = field(default_factory=dict)
 
     def options(self, seed: int) -> dict[str, Any]:
-        model = {**SMALL_MODEL, "temperature": self.temperature, "seed": seed, "parallel_tool_calls": self.parallel}
-        model["plan"] = () if self.parallel else _task(self).plan
+        model: dict[str, Any] = {**SMALL_MODEL, "max_tokens": 160, "repetition_penalty": 1.1}
+        model |= {"parallel_tool_calls": self.parallel}
+        model |= {"temperature": self.temperature, "seed": seed, "plan": () if self.parallel else _task(self).plan}
         limits = {"turns": self.turns, "output_bytes": self.output_bytes, "seconds": 3600.0}
         words = {"instructions": INSTRUCTIONS, "hidden_tools": self.hidden}
         return {"model": model | self.model, "limits": limits, **words}

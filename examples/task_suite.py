@@ -1,4 +1,4 @@
-"""Ten small repositories, one task each, worked on by the server's own loop: `python examples/task_suite.py`.
+"""Eleven small repositories, one task each, worked on by the server's own loop: `python examples/task_suite.py`.
 
 `--reference` has recorded turns in place of the model, which shows that tools and loop can solve every task; without it
 the default model tries, and solves what a model of 135 million parameters can.

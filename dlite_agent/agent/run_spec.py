@@ -27,8 +27,8 @@ class ModelOptions(_Strict):
     """How each turn is generated.
 
     tool_choice: `required` holds every turn to calls (the run then ends by `submit`), `auto` lets the model answer.
-    argument_characters: longest string a call may hold, part of the grammar; with it, and `max_tokens` above what such
-    calls need, even a tiny model cannot write a call that does not parse.
+    argument_characters: longest string a call may hold, part of the grammar, and integers then have 32 bits; with
+    `max_tokens` above what such calls need, even a tiny model cannot write a call that does not parse.
     plan: tools that the first turns must call, one a turn, for models that cannot decide what comes next; arguments
     are the model's own, and so are all turns behind the plan.
     known_paths: paths of files to look at or change can only be ones that were there when the run began, which the
@@ -106,7 +106,7 @@ class End(StrEnum):
 CONTINUABLE = (End.SUBMITTED, End.ANSWERED)
 """Ends after which a follow-up message goes on with the run."""
 
-SMALL_MODEL: Final = {"max_tokens": 160, "argument_characters": 80, "known_paths": True, "repetition_penalty": 1.1}
+SMALL_MODEL: Final = {"max_tokens": 320, "argument_characters": 80, "known_paths": True}
 """Options that keep a tiny model going: every call it may write fits its turn, and every path it names exists."""
 SMALL_OUTPUT: Final = 1200
 """Bytes of one tool result that a tiny model's context can take many of."""

@@ -19,6 +19,7 @@ SUBMIT = "submit"
 """The tool whose success ends a run."""
 _ON_FILES = ("view_file", "replace_text", "insert_text", "undo_edit")
 _MOST_PATHS = 64
+_LARGEST = 2**31 - 1
 PATCH = "patch.diff"
 """File of a run's folder that holds the submitted patch."""
 
@@ -146,16 +147,18 @@ class Toolbox:
 
 
 def _bounded(schema: dict[str, Any], characters: int | None, paths: Sequence[str]) -> dict[str, Any]:
-    """The schema with every string bounded to so many characters, and paths to these; the grammar holds both."""
+    """The schema with strings bounded to so many characters, integers to 32 bits, paths to these, by the grammar."""
     bounded = copy.deepcopy(schema)
     function = bounded["function"]
     for name, entry in function.get("parameters", {}).get("properties", {}).items():
-        if not isinstance(entry, dict) or entry.get("type") != "string" or "enum" in entry:
-            continue
-        if paths and name == "path" and function["name"] in _ON_FILES:
+        kind = entry.get("type") if isinstance(entry, dict) and "enum" not in entry else None
+        if kind == "string" and paths and name == "path" and function["name"] in _ON_FILES:
             entry["enum"] = list(paths)
-        elif characters is not None:
+        elif kind == "string" and characters is not None:
             entry["maxLength"] = characters
+        elif kind == "integer" and characters is not None:
+            entry.setdefault("minimum", -_LARGEST)
+            entry.setdefault("maximum", _LARGEST)
     return bounded
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,12 +15,13 @@ from dlite_agent.cli import app
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.trace.events import ToolStart, TurnEnd
 from dlite_agent.trace.log import read_log
+from examples.task_suite import tasks
 from tests.serving import tiny
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-m", "dlite_agent.cli", "run", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=540, env=os.environ, check=False)
 
 
 def test_run_in_this_process(tmp_path: Path) -> None:
@@ -55,3 +57,18 @@ def test_what_does_not_go_together_is_refused(options: list[str], words: str) ->
     result = CliRunner().invoke(app, ["run", *options])
     assert isinstance(result.exception, InvalidRequest)
     assert words in result.exception.message
+
+
+def test_the_default_model_solves_the_demo_task(tmp_path: Path) -> None:
+    """Greedy, with the command that the documents show."""
+    (demo,) = [task for task in tasks() if task.name == "greeting"]
+    workspace = tmp_path / "greeting"
+    demo.prepare(workspace)
+    options = ["--task", demo.text, "--repo", str(workspace), "--data-dir", str(tmp_path / "data"), "--threads", "1"]
+    for bundle in demo.bundles:
+        options += ["--bundle", bundle]
+    for tool in demo.plan:
+        options += ["--plan", tool]
+    done = run(*options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert asyncio.run(demo.solved(workspace, None)), done.stdout
