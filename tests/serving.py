@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from dlite_agent.agent.runs import RunsSettings
+from dlite_agent.api.app import NO_RUNS
 from dlite_agent.api.serve import Server, make_server
 from dlite_agent.api.service import Service
 from dlite_agent.config import ModelSettings, SchedulerSettings, ServerSettings, Settings
@@ -75,9 +77,9 @@ class Live:
 
 
 @contextlib.contextmanager
-def live(settings: Settings) -> Iterator[Live]:
+def live(settings: Settings, agents: RunsSettings = NO_RUNS) -> Iterator[Live]:
     """Serve until the block ends."""
-    server = make_server(settings)
+    server = make_server(settings, agents)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

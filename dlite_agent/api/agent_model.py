@@ -15,7 +15,7 @@ from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.session.deltas import Delta
 from dlite_agent.session.identity import SessionName
 from dlite_agent.session.registry import BINDING, Session
-from dlite_agent.trace.events import KnownEvent, ToolEnd, ToolStart, TurnEnd, TurnStart
+from dlite_agent.trace.events import Calibration, KnownEvent, ToolEnd, ToolStart, TurnEnd, TurnStart
 
 
 class EngineModel:
@@ -27,9 +27,10 @@ class EngineModel:
         self._owner = owner
         self._session: Session | None = None
         self._turn = 0
+        self._calibrated: Calibration | None = None
 
     async def turn(self, request: TurnRequest, emit: Emit) -> AsyncGenerator[Delta | TurnReply, None]:
-        """As `RunModel.turn`; token ids go into the events, for replay."""
+        """As `RunModel.turn`; token ids go into the events, for replay, and T_AR whenever it was written down anew."""
         options = request.options
         choice: Any = request.tool_choice
         if choice not in ("auto", "required"):
@@ -70,10 +71,18 @@ class EngineModel:
                 _forward(mailbox, emit, run, answer)
         finally:
             run.close()
+            self._calibrate(emit)
             _forward(mailbox, emit, run, answer)
             recorder.leave(run.session, mailbox)
         assert answer is not None
         yield TurnReply(answer.message, answer.finish == "length", answer.tokens)
+
+    def _calibrate(self, emit: Emit) -> None:
+        """T_AR belongs to the server, not to a session, so it comes by no mailbox."""
+        latest = self._service.recorder.calibrated
+        if latest is not None and latest is not self._calibrated:
+            self._calibrated = latest
+            emit(latest)
 
     def observe(self, event: KnownEvent) -> None:
         """Tool events belong to the session too, for its log and its live stream."""

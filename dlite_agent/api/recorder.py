@@ -104,6 +104,11 @@ class Recorder:
         head = [self._head] if self._calibrated is None else [self._head, self._calibrated]
         return [*head, *self._events.get(session.id, ())]
 
+    @property
+    def calibrated(self) -> Calibration | None:
+        """T_AR as it was last written down."""
+        return self._calibrated
+
     def listen(self, session: Session) -> asyncio.Queue[KnownEvent | None]:
         """A queue of the session's coming events; None says that no more will come."""
         mailbox: asyncio.Queue[KnownEvent | None] = asyncio.Queue()
