@@ -105,6 +105,7 @@ def calls_of(events: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_whole_suite_on_the_default_model(tmp_path: Path) -> None:
     results = asyncio.run(suite(tasks(), tmp_path / "suite", reference=False))
     Console(width=120).print(table(results))
