@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from dlite_agent.options import Device, DrafterOption, Dtype, GroupSize, JsonOut, Target, Threads, Window
 
@@ -64,10 +65,9 @@ def bench_decode(
         verify_window=verify_window,
         on_row=progress,
     )
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1))
-    for table in decode_bench_table(result):
-        console.print(table)
+    table, kinds = decode_bench_table(result)
+    _show(result, json_out, table, console)
+    console.print(kinds)
 
 
 @bench_app.command("executor")
@@ -88,9 +88,7 @@ def bench_executor(
     if threads is not None:
         torch.set_num_threads(threads)
     result = bench(target, dtypes=tuple(dtype), context=context, rows=(1, 8), repeats=repeats)
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1))
-    Console().print(executor_bench_table(result))
+    _show(result, json_out, executor_bench_table(result), Console())
 
 
 @bench_app.command("device")
@@ -131,9 +129,7 @@ def bench_device(
         layers=layers,
         on_row=progress,
     )
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1))
-    console.print(device_bench_table(result))
+    _show(result, json_out, device_bench_table(result), console)
 
 
 @bench_app.command("retention")
@@ -171,6 +167,141 @@ def bench_restore(
         console.print(f"{row['context']} tokens: disk {row['ratio']['disk']:.1f}x recomputing", highlight=False)
 
     result = restore.bench_restore(runtime, context, repeats=repeats, new_tokens=new_tokens, on_row=progress)
+    _show(result, json_out, restore_bench_table(result), console)
+
+
+@bench_app.command("batch")
+def bench_batch(
+    prompts: Annotated[Path, typer.Option(help='JSONL, one {"id", "messages"} a line.')],
+    json_out: JsonOut = None,
+    batch: Annotated[list[int], typer.Option(help="Sessions together; give it several times.")] = [1, 2, 4, 8, 16, 32],  # noqa: B006
+    modes: Annotated[str, typer.Option(help="ar and what to compare with it.")] = "ar,dlite,suffix,mixed",
+    new_tokens: int = 48,
+    repeats: int = 3,
+    target: Target = "smollm2-135m",
+    drafter: DrafterOption = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Tokens a second at several batch sizes, AR and the other modes taking turns."""
+    from dlite_agent.bench.batch import bench_batch as bench
+    from dlite_agent.bench.decode import modes_of
+    from dlite_agent.decode.load import load_runtime
+    from dlite_agent.tables import batch_bench_table
+    from dlite_agent.train.data import read_prompts
+
+    found = read_prompts(prompts)
+    runtime = load_runtime(target=target, drafter=drafter, dtype=dtype, device=device, threads=threads)
+    console = Console()
+
+    def progress(row: dict[str, Any]) -> None:
+        ratios = ", ".join(f"{mode} {figures['speedup']:.2f}x" for mode, figures in row["modes"].items())
+        console.print(f"batch {row['batch']}: {ratios}", highlight=False)
+
+    result = bench(
+        runtime, found, sizes=batch, modes=modes_of(modes), new_tokens=new_tokens, repeats=repeats, on_row=progress
+    )
+    _show(result, json_out, batch_bench_table(result), console)
+
+
+@bench_app.command("gate")
+def bench_gate(
+    prompts: Annotated[Path, typer.Option(help='JSONL, one {"id", "messages"} a line.')],
+    json_out: JsonOut = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw drafted tokens over time to this PNG.")] = None,
+    load: Annotated[list[int], typer.Option(help="Sessions in each stretch; give it several times.")] = [1, 16, 1],  # noqa: B006
+    seconds: Annotated[float, typer.Option(help="Seconds a stretch lasts.")] = 10.0,
+    target: Target = "smollm2-135m",
+    drafter: DrafterOption = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """What the planner drafts while the number of sessions changes in steps."""
+    from dlite_agent.bench import gate
+    from dlite_agent.decode.load import load_runtime
+    from dlite_agent.tables import gate_bench_table
+    from dlite_agent.train.data import read_prompts
+
+    found = read_prompts(prompts)
+    runtime = load_runtime(target=target, drafter=drafter, dtype=dtype, device=device, threads=threads)
+    console = Console()
+
+    def progress(row: dict[str, Any]) -> None:
+        console.print(f"{row['load']} sessions: {row['drafted']:.2f} drafted a session", highlight=False)
+
+    result = gate.bench_gate(runtime, found, loads=load, seconds=seconds, on_row=progress)
+    if plot is not None:
+        gate.plot_gate(result, plot)
+    _show(result, json_out, gate_bench_table(result), console)
+
+
+@bench_app.command("floor")
+def bench_floor(
+    json_out: JsonOut = None,
+    context: int = 256,
+    repeats: int = 31,
+    target: Target = "smollm2-135m",
+    drafter: DrafterOption = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+) -> None:
+    """T_AR, T_V and T_D against reading their weights once at the measured memory bandwidth."""
+    from dlite_agent.bench.floor import bench_floor as bench
+    from dlite_agent.decode.load import load_runtime
+    from dlite_agent.tables import floor_bench_table
+
+    runtime = load_runtime(target=target, drafter=drafter, dtype=dtype, device="cpu", threads=threads)
+    result = bench(runtime, context=context, repeats=repeats)
+    _show(result, json_out, floor_bench_table(result), Console())
+
+
+@bench_app.command("peers")
+def bench_peers(
+    session: Annotated[Path, typer.Argument(help="A recorded session with token ids.")],
+    peers: Annotated[Path, typer.Option(help="The peers.json that examples/peers/setup.sh has written.")],
+    json_out: JsonOut = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only peers whose name begins so; several times.")] = None,
+    modes: Annotated[str, typer.Option(help="Our modes; the first is what ratios are of.")] = "mixed,ar",
+    new_tokens: Annotated[int, typer.Option(help="Tokens a turn at most.")] = 64,
+    repeats: int = 3,
+    target: Target = "smollm2-135m",
+    drafter: DrafterOption = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+) -> None:
+    """A recorded agent session through this engine and through llama.cpp, vLLM and transformers, taking turns."""
+    from dlite_agent.bench import peers as bench
+    from dlite_agent.bench.decode import known_modes
+    from dlite_agent.decode.load import load_runtime
+    from dlite_agent.tables import peers_bench_table
+    from dlite_agent.trace.log import read_log
+    from dlite_agent.trace.script import scripts
+
+    script = scripts(read_log(session))[0]
+    commands = bench.read_peers(peers)
+    ours = known_modes(modes)
+    console, started = Console(), list[bench.Peer]()
+    try:
+        for mode in ours:
+            runtime = load_runtime(target=target, drafter=drafter, dtype=dtype, device="cpu", threads=threads)
+            started.append(bench.Ours(runtime, mode))
+        for name, command in commands.items():
+            if only is None or any(name.startswith(start) for start in only):
+                process = bench.Process(name, command)
+                started.append(process)
+                console.print(f"{name}: {process.about}", highlight=False)
+        result = bench.bench_peers(
+            started, script, new_tokens=new_tokens, repeats=repeats, on_turn=lambda line: console.print(line)
+        )
+    finally:
+        for peer in started:
+            peer.close()
+    _show(result, json_out, peers_bench_table(result), console)
+
+
+def _show(result: dict[str, Any], json_out: Path | None, table: Table, console: Console) -> None:
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1))
-    console.print(restore_bench_table(result))
+    console.print(table)

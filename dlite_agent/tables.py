@@ -111,3 +111,78 @@ def restore_bench_table(result: dict[str, Any]) -> Table:
             "yes" if row["same"]["host"] and row["same"]["disk"] else "no",
         )
     return table
+
+
+def batch_bench_table(result: dict[str, Any]) -> Table:
+    """The result of `bench batch`."""
+    title = f"tokens a second of full batches, {result['dtype']} ({result['kernel']}), median of {result['repeats']}"
+    table = Table(title=title, title_justify="left")
+    parts = ("T_AR ms", "T_D ms", "T_V ms", "T_S ms")
+    for name in ("batch", "context", "mode", "tokens/s", "against AR", "tau", *parts, "same"):
+        table.add_column(name, justify="left" if name == "mode" else "right")
+    for row in result["rows"]:
+        context = "-".join(str(n) for n in row["context"])
+        for mode, found in row["modes"].items():
+            table.add_row(
+                str(row["batch"]),
+                context,
+                mode,
+                f"{found['tokens_a_second']:.0f}",
+                f"{found['speedup']:.2f}x ({found['speedup_min']:.2f}-{found['speedup_max']:.2f})",
+                f"{found['tau']:.2f}",
+                f"{1e3 * row['t_ar']:.1f}",
+                *(f"{1e3 * found[part]:.1f}" for part in ("t_d", "t_v", "t_s")),
+                "yes" if found["same_tokens"] else "no",
+            )
+    return table
+
+
+def gate_bench_table(result: dict[str, Any]) -> Table:
+    """The result of `bench gate`."""
+    table = Table(title=f"mixed mode, {result['seconds']:g} s at each load", title_justify="left")
+    for name in ("sessions", "rounds", "drafted a session", "seconds to settle", "source changes a round and session"):
+        table.add_column(name, justify="right")
+    for row in result["stretches"]:
+        numbers = (f"{row[name]:.2f}" for name in ("drafted", "seconds_to_settle", "changes_a_round"))
+        table.add_row(str(row["load"]), str(row["rounds"]), *numbers)
+    return table
+
+
+def floor_bench_table(result: dict[str, Any]) -> Table:
+    """The result of `bench floor`."""
+    title = (
+        f"{result['dtype']} ({result['kernel']}), {result['threads']} threads, context {result['context']}, batch 1, "
+        f"{result['bandwidth'] / 1e9:.1f} GB/s"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("figure", "measured ms", "limit ms", "limit / measured"):
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        table.add_row(row["figure"], f"{1e3 * row['seconds']:.2f}", f"{1e3 * row['floor']:.2f}", f"{row['share']:.2f}")
+    return table
+
+
+def peers_bench_table(result: dict[str, Any]) -> Table:
+    """The result of `bench peers`; ratios are our time over the peer's."""
+    context = "-".join(str(n) for n in result["context"])
+    title = (
+        f"session {result['session']}: {result['turns']} turns, context {context}, {result['new_tokens']} new tokens, "
+        f"median of {result['repeats']}"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("peer", "first token s", "later turns s", "ms/token", "session s", "same ids"):
+        table.add_column(name, justify="left" if name == "peer" else "right")
+    for name in ("first token", "ms/token", "session"):
+        table.add_column(f"ours / its {name}", justify="right")
+    for name, found in result["peers"].items():
+        ratios = (found["ours_to_it"][key] for key in ("first_later", "token", "session"))
+        table.add_row(
+            name,
+            f"{found['first_turn']:.2f}",
+            f"{found['first_later']:.2f}",
+            f"{1e3 * found['token']:.1f}",
+            f"{found['session']:.1f}",
+            f"{100 * found['same_ids']:.0f} %",
+            *(f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})" for ratio in ratios),
+        )
+    return table

@@ -17,13 +17,21 @@ from dlite_agent.train.data import Request
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
-def modes_of(text: str) -> tuple[Mode, ...]:
-    """Modes from `ar,dlite,..`. Raises InvalidRequest unless ar is there, and something to compare with it."""
+def known_modes(text: str) -> tuple[Mode, ...]:
+    """Modes from `mixed,ar,..`, in that order. Raises InvalidRequest for an unknown or repeated one."""
     names = [name.strip() for name in text.split(",")]
-    modes = tuple(mode for mode in MODES if mode in names)
-    if "ar" not in modes or len(modes) < 2 or len(modes) != len(names):
-        raise InvalidRequest(f"modes must be ar and some of {', '.join(MODES[1:])}, not {text!r}", param="modes")
+    modes = tuple(mode for name in names for mode in MODES if mode == name)
+    if len(modes) != len(names) or len(set(modes)) < len(modes):
+        raise InvalidRequest(f"modes must be some of {', '.join(MODES)}, not {text!r}", param="modes")
     return modes
+
+
+def modes_of(text: str) -> tuple[Mode, ...]:
+    """Modes to compare with ar. Raises InvalidRequest unless ar is there, and something to compare with it."""
+    modes = known_modes(text)
+    if "ar" not in modes or len(modes) < 2:
+        raise InvalidRequest(f"modes must be ar and some of {', '.join(MODES[1:])}, not {text!r}", param="modes")
+    return tuple(mode for mode in MODES if mode in modes)
 
 
 def bench_decode(

@@ -236,6 +236,11 @@ class Drafter(nn.Module):
         layers = FusedLayers(widths, parts, final_norm=self.norm.weight, rotary=rotary)
         return FusedDraft(layers, self.sequential_head.native(self.draft_vocab_ids))
 
+    @property
+    def weight_bytes(self) -> tuple[int, int] | None:
+        """Bytes of packed weights that a draft reads once, and again for every token; None without native kernels."""
+        return None if self._fused is None else self._fused.nbytes
+
     def placeholders(self, steps: int) -> int:
         """Placeholders with which to draft `steps` tokens: K, or no more than the steps for a drafter that was trained
         on short blocks as well (its card's `short_block`). That costs less, and the first drafts come out better."""

@@ -135,6 +135,11 @@ class LayerParts:
     q_norm: Tensor | None
     k_norm: Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the products' weights."""
+        return self.qkv.nbytes + self.o.nbytes + self.gate_up.nbytes + self.down.nbytes
+
     def to_c(self) -> _Layer:
         norms = (self.input_norm, self.post_norm, self.q_norm, self.k_norm)
         pointers = (None if norm is None else norm.data_ptr() for norm in norms)
@@ -169,6 +174,7 @@ class FusedLayers:
         assert lib is not None
         self.lib = lib
         self.widths = widths
+        self.nbytes = sum(layer.nbytes for layer in layers) + (0 if head is None else head.nbytes)
         self._kept = (layers, final_norm, rotary, head)  # C holds bare pointers into these
         self._model = _Model(
             len(layers),
@@ -206,6 +212,7 @@ class FusedForward:
     def __init__(self, layers: FusedLayers, vocab_size: int) -> None:
         self._layers = layers
         self._vocab_size = vocab_size
+        self.nbytes = layers.nbytes
 
     def run(
         self, spans: Sequence[Span], x: Tensor, rows: Tensor | None, tap_layers: Sequence[int]
@@ -247,6 +254,11 @@ class HeadParts:
     embedding: Tensor
     vocab: Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that every step of a draft reads."""
+        return self.state.nbytes + self.from_state.nbytes + self.output.nbytes
+
 
 class FusedDraft:
     """Greedy drafts: backbone and head in one call."""
@@ -254,6 +266,7 @@ class FusedDraft:
     def __init__(self, layers: FusedLayers, head: HeadParts) -> None:
         self._layers = layers
         self._kept = head
+        self.nbytes = (layers.nbytes + head.from_hidden.nbytes, head.nbytes)
         self._rank = head.embedding.shape[1]
         self._head = _Head(
             *(part.c for part in (head.state, head.from_state, head.from_hidden, head.output)),

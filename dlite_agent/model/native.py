@@ -133,6 +133,7 @@ class NativeLinear:
             self.inputs,
             self._weight.kind,
         )
+        self.nbytes = self._weight.memory.nbytes
         self._lib = lib
         self._reference = ctypes.byref(self.c)
 

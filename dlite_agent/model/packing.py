@@ -62,7 +62,7 @@ def _four_bits(blocks: Tensor) -> Packed | None:
     if not torch.equal(numbers * scale.float() + offset.float(), blocks):
         return None
     # [panel, block, eight inputs, output, odd, pair of inputs]: nibbles 2s of the even inputs, then of the odd ones
-    nibbles = numbers.to(torch.uint8).unflatten(-1, (4, 4, 2)).permute(0, 2, 3, 1, 5, 4)
+    nibbles = numbers.to(torch.uint8).view(*numbers.shape[:-1], 4, 4, 2).permute(0, 2, 3, 1, 5, 4)
     packed = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
     return Packed(_with_scales(packed, scale, offset), Kind.Q4)
 
@@ -73,7 +73,7 @@ def _eight_bits(blocks: Tensor) -> Packed | None:
     numbers = _steps(blocks, scale)
     if not torch.equal(numbers * scale.float(), blocks):
         return None
-    packed = numbers.to(torch.int8).view(torch.uint8).unflatten(-1, (8, 4)).permute(0, 2, 3, 1, 4)
+    packed = numbers.to(torch.int8).view(torch.uint8).view(*numbers.shape[:-1], 8, 4).permute(0, 2, 3, 1, 4)
     return Packed(_with_scales(packed, scale), Kind.Q8)
 
 
@@ -81,7 +81,7 @@ def _bf16(blocks: Tensor) -> Packed | None:
     halves = blocks.bfloat16()
     if not torch.equal(halves.float(), blocks):
         return None
-    return Packed(halves.unflatten(-1, (BLOCK // 2, 2)).permute(0, 2, 3, 1, 4).contiguous(), Kind.BF16)
+    return Packed(halves.view(*halves.shape[:-1], BLOCK // 2, 2).permute(0, 2, 3, 1, 4).contiguous(), Kind.BF16)
 
 
 def _steps(distances: Tensor, scale: Tensor) -> Tensor:

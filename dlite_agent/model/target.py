@@ -105,6 +105,11 @@ class Target:
         """Positions a sequence may touch: the context and a verify window past its end."""
         return self.context_limit + WINDOW_SLACK
 
+    @property
+    def weight_bytes(self) -> int | None:
+        """Bytes of packed weights that every step reads; None where the native kernels do not serve."""
+        return None if self._fused is None else self._fused.nbytes
+
     def _tensor(self, name: str) -> Tensor:
         try:
             return self._weights[name].to(self.device, self.dtype)

@@ -258,7 +258,7 @@ def read_prompts(path: Path) -> list[Request]:
         InvalidRequest: the file or a line of it cannot be used; the line is named.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text().split("\n")  # not splitlines: a string may hold other separators
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} cannot be read: {error}", param="prompts") from error
     requests = []
