@@ -1,14 +1,15 @@
 // The time axis: seconds of the session, with long idle stretches folded to a fixed width.
 
 const FOLD_SHARE = 0.012;
+const WHOLLY = 0.9;  // a bar of short pieces with work between them is no stretch of idle time
 
 /** Stretches of [start, end] in which nobody works, from turns and gaps. */
 export function idleStretches(view) {
   const names = view.phases;
   const found = [];
   const take = (bars) => {
-    for (const [phase, start, end] of bars) {
-      if (names[phase] === "client" || names[phase] === "outage") found.push([start, end, names[phase]]);
+    for (const [phase, start, end, , share] of bars) {
+      if ((names[phase] === "client" || names[phase] === "outage") && share >= WHOLLY) found.push([start, end, names[phase]]);
     }
   };
   take(view.gaps);

@@ -29,18 +29,19 @@ export function fit(canvas, width, height) {
   return context;
 }
 
-let probe = null;
+const probes = new Map();
 const colours = new Map();
 
-/** The computed value of a colour of tokens.css, for canvases. */
+/** The computed value of a colour of tokens.css, for canvases. Each has a probe: to read one dirties no other's style. */
 export function colour(name) {
   let value = colours.get(name);
   if (value === undefined) {
-    if (probe === null) {
-      probe = h("span", { hidden: true });
+    let probe = probes.get(name);
+    if (!probe) {
+      probe = h("span", { hidden: true, style: { color: `var(--${name})` } });
+      probes.set(name, probe);
       document.body.append(probe);
     }
-    probe.style.color = `var(--${name})`;
     value = getComputedStyle(probe).color;
     colours.set(name, value);
   }

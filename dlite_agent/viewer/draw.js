@@ -1,5 +1,5 @@
 // Draws the lanes of one session into a canvas. A plan says what is shown:
-// {view, axis, window: [u0, u1], lanes, most, tokens, selected, rounds, now, width, height}
+// {view, axis, window: [u0, u1], lanes, most, tokens, rounds, now, width, height}
 
 import { tickStep } from "./axis.js";
 import { colour } from "./dom.js";
@@ -105,7 +105,8 @@ function ticks(context, plan, x, t0, t1, scale) {
     context.moveTo(at, TOP - 5);
     context.lineTo(at, plan.height - 4);
     context.stroke();
-    if (at > 2 && at < plan.width - 20) context.fillText(clock(t, step), at + 3, 8);
+    const text = clock(t, step);
+    if (at > 2 && at + 3 + context.measureText(text).width < plan.width) context.fillText(text, at + 3, 8);
   }
 }
 
@@ -123,12 +124,6 @@ function turnMarks(context, plan, turns, x) {
   for (const turn of turns) {
     const left = x(turn.start);
     const right = x(turn.window_end);
-    if (turn.turn === plan.selected) {
-      context.fillStyle = colour("shade");
-      context.fillRect(left, TOP - 4, Math.max(2, right - left), plan.height - TOP + 4);
-      context.fillStyle = colour("accent");
-      context.fillRect(left, TOP - 5, Math.max(2, right - left), 2);
-    }
     if (turn.divergences.length || turn.mismatches.length) {
       context.fillStyle = colour(turn.mismatches.length ? "bad" : "warn");
       context.beginPath();
@@ -189,9 +184,10 @@ function rounds(context, plan, columns, x, t0, t1) {
     context.fillStyle = accepted;
     context.fillRect(edges[0], row.y + row.height - Math.max(tall, 1), wide, Math.max(tall, 1));
     if (wide > 14) {
-      context.fillStyle = text;
       const top = row.y + row.height - tall - 6;
-      context.fillText(String(columns.advance[i] - 1), edges[0] + wide / 2 - 3, Math.max(top, row.y + 6));
+      const inside = top < row.y + 6;
+      context.fillStyle = inside ? colour("panel") : text;
+      context.fillText(String(columns.advance[i] - 1), edges[0] + wide / 2 - 3, inside ? top + 13 : top);
     }
   }
 }

@@ -39,7 +39,7 @@ export function showHead(view, name) {
       figure("workflow", amdahl ? times(number(amdahl.workflow[0])) : "–", amdahl ? `bound ${times(number(amdahl.bound[0]))}` : `bound ${ceiling}`),
     ),
     phaseBar(view),
-    remarks(view),
+    ...remarks(view),
   );
 }
 
@@ -85,11 +85,7 @@ function phaseBar(view) {
 function remarks(view) {
   const notes = view.notes.map((note) => `Note${note.turn === null ? "" : ` on turn ${note.turn}`}: ${line(note.text, 400)}`);
   const all = [...view.unknown, ...view.problems.map((text) => line(text, 300)), ...notes];
-  if (!all.length) return null;
-  return h(
-    "details",
-    { className: "remarks", open: false },
-    h("summary", {}, `${plural(all.length, "remark")}: ${line(all[0], 110)}`),
-    ...all.map((text) => h("p", {}, text)),
-  );
+  if (!all.length) return [];
+  const summary = h("summary", {}, `${plural(all.length, "remark")}: ${line(all[0], 110)}`);
+  return [h("details", { className: "remarks", open: false }, summary, ...all.map((text) => h("p", {}, text)))];
 }

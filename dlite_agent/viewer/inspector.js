@@ -1,12 +1,13 @@
 // The selected turn: its figures, and the texts that went in and came out. All of it untrusted, so all of it text.
 
 import { get } from "./api.js";
+import { work } from "./bars.js";
 import { h } from "./dom.js";
 import { count, decimal, line, number, percent, seconds, times, visible } from "./format.js";
 import { callText, restoreText } from "./hit.js";
 import { MEANING, ORDER, PARTS } from "./phases.js";
 import { failed } from "./draw.js";
-import { badges, work } from "./turns.js";
+import { badges } from "./turns.js";
 
 const PIECE = 1 << 17;
 const SETTLE = 60;  // milliseconds: going through turns with a held key asks for the last one's texts only

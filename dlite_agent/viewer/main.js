@@ -302,8 +302,6 @@ class Page {
   themed() {
     this.times.themed();
     this.timesB?.themed();
-    this.turns.themed();
-    this.sessions.paint();
     if (this.view && this.panel.curve) this.panel.drawCurve();
   }
 

@@ -1,7 +1,8 @@
 // The list of sessions: live ones, opened files, and those shipped with the package.
 
 import { get } from "./api.js";
-import { $, colour, fit, h } from "./dom.js";
+import { spark } from "./bars.js";
+import { $, h } from "./dom.js";
 import { line, plural, seconds } from "./format.js";
 
 const PAGE = 40;
@@ -93,7 +94,6 @@ export class Sessions {
       items.push(h("li", {}, this.card(card)));
     }
     this.list.replaceChildren(...items);
-    for (const card of shown) this.spark(card);
     if (focused) this.list.querySelector(`[data-ref="${CSS.escape(focused)}"]`)?.focus();
     const hint = $("side-hint");
     hint.hidden = this.total === null || shown.length > 0;
@@ -118,27 +118,7 @@ export class Sessions {
       h("span", { className: "name" }, line(card.name, 80)),
       h("span", {}, state),
       h("span", { className: "facts" }, facts),
-      card.spark.length ? h("canvas", { role: "img", "aria-label": "decode, tool and other seconds by turn" }) : null,
+      card.spark.length ? spark(card.spark) : null,
     );
-  }
-
-  spark(card) {
-    const button = this.list.querySelector(`[data-ref="${CSS.escape(card.ref)}"]`);
-    const canvas = button?.querySelector("canvas");
-    const width = canvas?.clientWidth ?? 0;
-    if (width < 8) return;
-    const context = fit(canvas, width, 20);
-    const most = Math.max(...card.spark.map(([a, b, c]) => a + b + c), 1e-9);
-    const step = Math.min(width / card.spark.length, 12);
-    card.spark.forEach(([decode, tool, rest], i) => {
-      let y = 20;
-      const whole = Math.sqrt((decode + tool + rest) / most) * 19;
-      for (const [value, name] of [[rest, "phase-prefill"], [decode, "phase-decode"], [tool, "phase-tool"]]) {
-        const tall = (value / Math.max(decode + tool + rest, 1e-12)) * whole;
-        context.fillStyle = colour(name);
-        context.fillRect(i * step, y - tall, Math.max(step - 1, 1), tall);
-        y -= tall;
-      }
-    });
   }
 }

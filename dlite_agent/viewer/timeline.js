@@ -5,12 +5,13 @@ import { $, fit, h, onceAFrame } from "./dom.js";
 import { draw, forgetHatches, place } from "./draw.js";
 import { seconds } from "./format.js";
 import { whatIsAt } from "./hit.js";
-import { layout, mostAccepted, mostTokens, placeTools } from "./lanes.js";
+import { layout, mostAccepted, mostTokens, placeTools, TOP } from "./lanes.js";
 import { MINI_HEIGHT, paint, show } from "./mini.js";
 import { MEANING } from "./phases.js";
 import { Rounds } from "./rounds.js";
 
 const CLOSEST = 2e-4;
+const GAP = 4;  // between overview and lanes
 
 export class Timeline {
   /** `on` has select(turn, callId) and moved(window). */
@@ -19,7 +20,8 @@ export class Timeline {
     this.names = h("div", { className: "names", "aria-hidden": "true" });
     this.mini = h("canvas", { className: "mini" });
     this.plot = h("canvas", { className: "plot" });
-    this.area = h("div", { className: "area" }, this.mini, this.plot);
+    this.chosen = h("i", { className: "chosen", hidden: true });
+    this.area = h("div", { className: "area" }, this.mini, this.plot, this.chosen);
     this.which = h("p", { className: "which", hidden: true });
     this.root = h(
       "div",
@@ -71,7 +73,7 @@ export class Timeline {
       ...this.lanes.lanes.map((lane) => {
         const swatch = h("i", { className: "dot", style: { background: `var(--phase-${lane.id})` } });
         const label = h("span", { title: MEANING[lane.id] }, lane.strip ? null : swatch, lane.id);
-        label.style.setProperty("top", `${MINI_HEIGHT + 4 + lane.y + lane.height / 2 - 8}px`);
+        label.style.setProperty("top", `${MINI_HEIGHT + GAP + lane.y + lane.height / 2 - 8}px`);
         return label;
       }),
     );
@@ -109,7 +111,19 @@ export class Timeline {
 
   select(turn) {
     this.selected = turn;
-    this.redraw();
+    this.mark();
+  }
+
+  /** Marks the selected turn by an element of its own: selecting redraws no lane. */
+  mark() {
+    const turn = this.plan?.view.turns.find((item) => item.turn === this.selected);
+    const { x } = turn ? place(this.plan) : {};
+    const left = turn ? Math.max(x(turn.start), 0) : 0;
+    const right = turn ? Math.min(Math.max(x(turn.window_end), x(turn.start) + 2), this.plan.width) : 0;
+    this.chosen.hidden = right <= left;
+    if (this.chosen.hidden) return;
+    const style = { left, width: right - left, top: MINI_HEIGHT + GAP + TOP - 5, height: this.plan.height - TOP + 5 };
+    for (const [name, value] of Object.entries(style)) this.chosen.style.setProperty(name, `${value}px`);
   }
 
   /** `since` is the time from which something runs that has no end yet, or null. */
@@ -142,7 +156,6 @@ export class Timeline {
       lanes: this.lanes,
       most: this.most,
       tokens: this.tokens,
-      selected: this.selected,
       rounds: this.rounds,
       now: this.now,
       width,
@@ -156,6 +169,7 @@ export class Timeline {
       this.paintedWidth = width;
     }
     show(this.mini, this.painted, this.length, this.window, width);
+    this.mark();
   }
 
   // Moving.

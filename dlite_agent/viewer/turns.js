@@ -1,9 +1,9 @@
 // The turns as a list of which only the visible part exists: 300 turns or 30,000 cost the same.
 
-import { colour, fit, h, onceAFrame, say } from "./dom.js";
+import { stack, strip, work } from "./bars.js";
+import { h, onceAFrame, say } from "./dom.js";
 import { count, decimal, line, percent, plural, seconds, times } from "./format.js";
 import { failed } from "./draw.js";
-import { ORDER } from "./phases.js";
 
 const COLUMNS = ["turn", "where the time went", "seconds", "accepted", "tau", "context", ""];
 const PAIR_COLUMNS = ["turn", "first above, second below", "first", "second", "ratio"];
@@ -60,6 +60,7 @@ export class TurnList {
     for (const row of this.live.values()) row.remove();
     this.live.clear();
     this.filler.style.setProperty("height", `${this.rows.length * this.height}px`);
+    this.box.parentElement.style.setProperty("--rows", `${this.rows.length * this.height}px`);
     this.update();
   }
 
@@ -118,7 +119,6 @@ export class TurnList {
       this.live.set(i, row);
       this.box.append(row);
     }
-    for (let i = first; i < last; i += 1) this.drawRow(i);
   }
 
   shell(index, extra, ...cells) {
@@ -148,9 +148,9 @@ export class TurnList {
       index,
       "",
       h("span", { className: "no", title: turn.trigger ? `triggered by ${turn.trigger}` : "" }, `#${turn.turn}`),
-      h("canvas", { className: "time" }),
+      h("div", { className: "time" }, stack(turn, this.longest)),
       h("span", { className: "num" }, seconds(turn.end - turn.start)),
-      h("canvas", { className: "acc wide-only" }),
+      h("div", { className: "acc wide-only" }, strip(turn.strip, this.most)),
       h("span", { className: "num wide-only" }, turn.means ? decimal(turn.means.tau) : "–"),
       h("span", { className: "num wide-only" }, context),
       h("span", { className: "badges" }, ...badges(turn)),
@@ -165,81 +165,12 @@ export class TurnList {
       index,
       "pair",
       h("span", { className: "no" }, `#${turn.turn}`),
-      h("canvas", { className: "time" }),
+      h("div", { className: "time" }, stack(turn, this.longest), other ? stack(other, this.longest) : null),
       h("span", { className: "num" }, seconds(a)),
       h("span", { className: "num wide-only" }, b === null ? "–" : seconds(b)),
       h("span", { className: "num wide-only" }, b > 0 ? times(a / b) : "–"),
     );
   }
-
-  drawRow(index) {
-    const row = this.live.get(index);
-    if (!row || row.dataset.drawn) return;
-    row.dataset.drawn = "1";
-    const turn = this.rows[index];
-    const canvas = row.querySelector(".time");
-    const width = canvas.clientWidth;
-    if (width < 4) return;
-    if (this.others) {
-      const context = fit(canvas, width, 24);
-      stacked(context, turn, width, 2, 9, this.longest);
-      const other = this.others.get(turn.turn);
-      if (other) stacked(context, other, width, 13, 9, this.longest);
-      canvas.style.setProperty("height", "24px");
-      return;
-    }
-    const context = fit(canvas, width, 20);
-    canvas.style.setProperty("height", "20px");
-    stacked(context, turn, width, 3, 14, this.longest);
-    const strip = row.querySelector(".acc");
-    if (strip.clientWidth > 4) accepted(strip, turn, this.most);
-  }
-
-  themed() {
-    this.refresh();
-  }
-}
-
-/** Seconds of a turn that count as work: idle and outages do not. */
-export function work(turn) {
-  let sum = 0;
-  for (const [phase, value] of Object.entries(turn.seconds)) if (phase !== "client" && phase !== "outage") sum += value;
-  return sum;
-}
-
-function stacked(context, turn, width, y, tall, longest) {
-  const whole = work(turn);
-  // The square root keeps short turns legible beside long ones; shares inside a bar stay true.
-  const wide = Math.max(Math.sqrt(whole / longest) * width, 3);
-  let left = 0;
-  for (const phase of ORDER) {
-    const value = turn.seconds[phase];
-    if (!value || phase === "client" || phase === "outage") continue;
-    const part = (value / whole) * wide;
-    context.fillStyle = colour(`phase-${phase}`);
-    context.fillRect(left, y, Math.max(part - (part > 4 ? 1 : 0), 0.75), tall);
-    left += part;
-  }
-  if (turn.ttft !== null && whole > 0) {
-    const at = Math.min((turn.ttft / whole) * wide, wide);
-    context.fillStyle = colour("text");
-    context.fillRect(at - 0.75, y - 2, 1.5, tall + 4);
-  }
-}
-
-function accepted(canvas, turn, most) {
-  const width = canvas.clientWidth;
-  canvas.style.setProperty("height", "20px");
-  const context = fit(canvas, width, 20);
-  context.fillStyle = colour("line");
-  context.fillRect(0, 19, width, 1);
-  if (!turn.strip.length) return;
-  context.fillStyle = colour("phase-decode");
-  const wide = Math.min(width / turn.strip.length, 6);
-  turn.strip.forEach((value, i) => {
-    const tall = Math.max((value / most) * 18, 1);
-    context.fillRect(i * wide, 19 - tall, Math.max(wide - (wide > 2.5 ? 0.75 : 0), 0.75), tall);
-  });
 }
 
 /** What is worth a word: how the turn was restored, what it called, and what went wrong. */
@@ -251,7 +182,11 @@ export function badges(turn) {
     found.push(badge("warn", `◆ ${line(cut.reason, 18)}`, `history diverged at token ${cut.position}`));
   }
   if (turn.mismatches.length) found.push(badge("bad", `◆ ${turn.mismatches.length} differ`, "the replay gave something else"));
-  for (const item of turn.restores.slice(0, 1)) found.push(badge("accent", line(item.tier, 12), "tier the session's state came from"));
+  if (turn.tools.some(failed)) found.push(badge("bad", "tool failed", "a tool ended with an error or a non-zero exit"));
+  const [restore] = turn.restores;
+  if (restore && (restore.tier !== "none" || restore.reason)) {
+    found.push(badge("accent", line(restore.tier, 12), "tier the session's state came from"));
+  }
   if (turn.cached_tokens !== null && turn.prompt_tokens) {
     const share = turn.cached_tokens / turn.prompt_tokens;
     found.push(badge(share >= 0.8 ? "good" : share > 0 ? "" : "warn", `${Math.floor(100 * share)} % cached`, "share of the prompt that needed no prefill"));
@@ -259,7 +194,6 @@ export function badges(turn) {
   const names = new Map();
   for (const call of turn.tools) names.set(call.name, (names.get(call.name) ?? 0) + 1);
   for (const [name, n] of [...names].slice(0, 2)) found.push(badge("", n > 1 ? `${line(name, 16)} ×${n}` : line(name, 18), "tool"));
-  if (turn.tools.some(failed)) found.push(badge("bad", "tool failed", "a tool ended with an error or a non-zero exit"));
   const sandbox = turn.tools.find((call) => call.sandbox)?.sandbox;
   if (sandbox) found.push(badge("", `▢ ${line(sandbox, 12)}`, "sandbox level of the tools"));
   return found;
