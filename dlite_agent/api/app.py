@@ -128,10 +128,14 @@ def _load(settings: Settings) -> Runtime:
 
 
 def _methods(app: FastAPI, request: Request) -> set[str]:
-    """The methods that a path takes; starlette itself names only those of the first route that fits."""
+    """The methods that a path takes; starlette itself names only those of the first route that fits.
+
+    A session's name may hold slashes, so that `/fork` fits the routes of a session too: the longest template counts.
+    """
     routes = [*app.routes, *(route for part in _PARTS for route in part.router.routes)]
-    fits = (r for r in routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
-    return {name for route in fits for name in route.methods or ()}
+    fits = [r for r in routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE]
+    longest = max((len(route.path) for route in fits), default=0)
+    return {name for route in fits if len(route.path) == longest for name in route.methods or ()}
 
 
 def _handle_errors(app: FastAPI) -> None:

@@ -93,6 +93,8 @@ def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
     for i, block in enumerate(blocks):
         if isinstance(block, dict) and block.get("type") == "tool_result":
             check_fields(block, f"{where}[{i}]", "tool_use_id", "content", "is_error")
+            if not isinstance(block.get("tool_use_id"), str):
+                raise InvalidRequest(f"{where}[{i}].tool_use_id must be a string.", param=f"{where}[{i}].tool_use_id")
             content = block.get("content")
             text = "\n".join(_texts(content, f"{where}[{i}].content")) if isinstance(content, list) else content or ""
             if not isinstance(text, str):

@@ -15,6 +15,7 @@ from dlite_agent.api.fields import (
     MAX_CHOICES,
     MAX_TOP_SCORES,
     Int,
+    Off,
     Penalties,
     Strict,
     Texts,
@@ -41,8 +42,8 @@ router = APIRouter()
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    include_obfuscation: Off | None = None
+    continuous_usage_stats: Off | None = None
 
 
 class TemplateOptions(Strict):
@@ -67,7 +68,7 @@ class ChatRequest(TurnRequest, Penalties):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: TemplateOptions | None = None
     ignore_eos: bool | None = None
-    store: Literal[False] | None = None
+    store: Off | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

@@ -15,6 +15,7 @@ from dlite_agent.api.chunks import chunks, head
 from dlite_agent.api.fields import (
     MAX_CHOICES,
     Int,
+    Off,
     Penalties,
     Texts,
     TokenCount,
@@ -46,7 +47,7 @@ class CompletionRequest(TurnRequest, Penalties):
     stop: str | Texts | None = None
     n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
+    echo: Off | None = None
     suffix: None = None
     stream_options: StreamOptions | None = None
     logprobs: Annotated[Int, Field(ge=0, le=5)] | None = None

@@ -23,9 +23,17 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _boolean(value: Any) -> Any:
+    if not isinstance(value, bool):  # Python's 0 equals False.
+        raise ValueError("must be false")
+    return value
+
+
 Int = Annotated[int, BeforeValidator(_whole)]
 """A whole number; JSON does not tell 6 from 6.0."""
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Off = Annotated[Literal[False], BeforeValidator(_boolean)]
+"""An option that can only be off."""
 TokenCount = Annotated[Int, Field(ge=1, le=1 << 40)]
 Texts = Annotated[list[str], Field(max_length=16)]
 Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]

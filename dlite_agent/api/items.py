@@ -56,8 +56,8 @@ def _reasoning(content: Any, where: str) -> str:
         raise InvalidRequest(f"{where}.content must be an array of parts.", param=f"{where}.content")
     for i, part in enumerate(content):
         check_fields(part, f"{where}.content[{i}]", "text")
-    texts = [part.get("text") for part in content]
-    if any(not isinstance(text, str) for text in texts):
+    texts = [part.get("text") for part in content if part.get("type") == "reasoning_text"]
+    if len(texts) < len(content) or any(not isinstance(text, str) for text in texts):
         raise InvalidRequest(f"{where}.content must hold reasoning_text parts.", param=f"{where}.content")
     return "".join(texts)
 

@@ -13,6 +13,7 @@ from dlite_agent.api import problems, shapes
 from dlite_agent.api.chat import answer_schema
 from dlite_agent.api.fields import (
     Int,
+    Off,
     Strict,
     TokenCount,
     TurnRequest,
@@ -45,7 +46,7 @@ class ReasoningOptions(Strict):
 
 
 class ResponsesStreamOptions(Strict):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Off | None = None
 
 
 class ResponsesRequest(TurnRequest):
@@ -62,7 +63,7 @@ class ResponsesRequest(TurnRequest):
     reasoning: ReasoningOptions | None = None
     store: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    background: Literal[False] | None = None
+    background: Off | None = None
     truncation: Literal["disabled"] | None = None
     include: list[str] | None = None
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None

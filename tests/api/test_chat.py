@@ -203,6 +203,7 @@ def test_tools_of_unknown_types_are_skipped_with_a_warning(server: Live) -> None
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]),
         ("messages", [{"role": "user", "content": "\ud800"}]),
         ("verify_window", 3),
+        ("store", 0),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(server: Live, field: str, value: Any) -> None:

@@ -103,6 +103,15 @@ def test_parts_of_reasoning_are_refused_by_what_they_say_more() -> None:
     assert refused.value.param == "input[0].content[1].tokens"
 
 
+def test_results_and_reasoning_say_what_they_are() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        blocks.openai_messages(None, client_message("user", {"type": "tool_result", "content": "42"}))
+    assert refused.value.param == "messages[0].content[0].tool_use_id"
+    with pytest.raises(InvalidRequest) as refused:
+        items.openai_messages([{"type": "reasoning", "content": [{"text": "hm"}]}])
+    assert refused.value.param == "input[0].content"
+
+
 def test_a_tool_may_say_its_name() -> None:
     (said,) = normalise(items.openai_messages([OUTPUT | {"name": "f"}]))
     assert said.name == "f"

@@ -210,6 +210,7 @@ def test_unknown_paths_and_methods_are_typed(server: Live) -> None:
     refused = httpx.put(f"{server.url}/v1/sessions/none")
     assert refused.json()["error"]["code"] == "method_not_allowed"
     assert refused.headers["allow"] == "DELETE, GET"
+    assert httpx.put(f"{server.url}/v1/sessions/none/fork").headers["allow"] == "POST"
 
 
 def test_metrics_and_health(server: Live) -> None:
