@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlite_agent.model.drafter import Drafter
 from dlite_agent.train.anchors import Batch
@@ -72,6 +74,11 @@ class Sample:
 
     def part(self, start: int, end: int) -> Sample:
         return Sample(self.taken[start:end], self.guessed[start:end], self.mass)
+
+
+def _attention(device: torch.device) -> AbstractContextManager[None]:
+    """On a CPU the fused attention's backward pass takes a third of a step at a dozen keys; plain products do not."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 class Objective:
@@ -145,7 +152,8 @@ class Objective:
             drafter.config.rank, dtype=self._dtype, device=output.device
         )
         inputs = (batch.features.to(self._dtype), batch.tokens, self._embedding, batch.following)
-        mixed: Tensor = functional_call(drafter, parameters, inputs)
+        with _attention(self._embedding.device):
+            mixed: Tensor = functional_call(drafter, parameters, inputs)
         return (mixed.flatten(0, 1)[rows] @ output.T).float()
 
     @torch.no_grad()
