@@ -143,6 +143,35 @@ def bench_retention(
     print(main(workload, output=json_out))
 
 
+@bench_app.command("retention-live")
+def bench_retention_live(
+    workload: Annotated[Path, typer.Option(help="Workload CSV: one row a model call, with waits.")],
+    json_out: JsonOut = None,
+    divide: Annotated[int, typer.Option(help="Divide the workload's lengths by this.")] = 40,
+    conversations: Annotated[int, typer.Option(help="Only the first N conversations.")] = 4,
+    budget: Annotated[float, typer.Option(help="Device memory as a share of the peak of all pauses.")] = 0.1,
+    target: Target = "smollm2-135m",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """The retention policies on a real model, every transfer and recomputation measured, beside the simulation."""
+    from dlite_agent.bench.retention import Outcome, load_pauses
+    from dlite_agent.bench.retention_live import bench_live
+    from dlite_agent.decode.load import load_runtime
+    from dlite_agent.tables import retention_live_table
+
+    pauses = load_pauses(workload)
+    runtime = load_runtime(target=target, drafter="none", dtype=dtype, device=device, threads=threads)
+    console = Console()
+
+    def progress(name: str, simulated: Outcome, live: Outcome) -> None:
+        console.print(f"{name}: simulated {simulated.waste:.1f}, live {live.waste:.1f} GB·s", highlight=False)
+
+    result = bench_live(runtime, pauses, divide=divide, conversations=conversations, budget=budget, on_policy=progress)
+    _show(result, json_out, retention_live_table(result), console)
+
+
 @bench_app.command("restore")
 def bench_restore(
     json_out: JsonOut = None,

@@ -113,6 +113,28 @@ def restore_bench_table(result: dict[str, Any]) -> Table:
     return table
 
 
+def retention_live_table(result: dict[str, Any]) -> Table:
+    """The result of `bench retention-live`."""
+    title = (
+        f"{result['pauses']} pauses of {result['conversations']} conversations, {result['longest']} tokens at most, "
+        f"device {result['device_bytes'] / 1e6:.0f} MB; clairvoyant {result['clairvoyant']:.1f} GB·s; "
+        f"{'the same order' if result['same_order'] else 'another order'} live"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("policy", "simulated GB·s", "live GB·s", "live / simulated", "held", "recomputed s", "moved s"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for name in result["orders"][1]:
+        simulated, live = (result["policies"][name][side] for side in ("simulated", "live"))
+        table.add_row(
+            name,
+            f"{simulated['waste']:.1f}",
+            f"{live['waste']:.1f}",
+            f"{live['waste'] / simulated['waste']:.2f}",
+            *(f"{live[part]:.1f}" for part in ("held_gbs", "recompute_s", "transfer_s")),
+        )
+    return table
+
+
 def batch_bench_table(result: dict[str, Any]) -> Table:
     """The result of `bench batch`."""
     title = f"tokens a second of full batches, {result['dtype']} ({result['kernel']}), median of {result['repeats']}"

@@ -199,8 +199,43 @@ class Outcome:
     restored: dict[str, int] = field(default_factory=lambda: {tier.name.lower(): 0 for tier in Tier})
 
 
-def simulate(policy: Policy, pauses: Iterable[Pause], costs: Costs) -> Outcome:
-    """Drive a policy through pauses until the last return."""
+class Device(Protocol):
+    """What carries moves out: a model of it, or a real one. Seconds are what transfers and recomputation take."""
+
+    def pause(self, session: str, tokens: int) -> None:
+        """A turn has ended; its KV is on the device."""
+
+    def move(self, move: Move, tokens: int) -> float: ...
+
+    def restore(self, session: str, useful: int, tier: Tier) -> float:
+        """Have the first `useful` tokens on the device again."""
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A device that takes what its costs say."""
+
+    costs: Costs
+
+    def pause(self, session: str, tokens: int) -> None:
+        pass
+
+    def move(self, move: Move, tokens: int) -> float:
+        copied = move.target == Tier.DEVICE or (move.source, move.target) == (Tier.DEVICE, Tier.HOST)
+        return self.costs.transfer(tokens, Tier(max(move.source, move.target))) if copied else 0.0
+
+    def restore(self, session: str, useful: int, tier: Tier) -> float:
+        if tier == Tier.DROPPED:
+            return self.costs.prefill(useful)
+        return 0.0 if tier == Tier.DEVICE else self.costs.transfer(useful, tier)
+
+
+def simulate(policy: Policy, pauses: Iterable[Pause], costs: Costs, device: Device | None = None) -> Outcome:
+    """Drive a policy through pauses until the last return, on a modelled device or a given one.
+
+    Waits pass on the workload's clock in either case; `costs` price the seconds.
+    """
+    device = device or Modelled(costs)
     ordered = sorted(pauses, key=lambda pause: pause.start)
     horizon = max((pause.end for pause in ordered if pause.end < math.inf), default=0.0)
     events: list[tuple[float, int, bool]] = []
@@ -220,9 +255,9 @@ def simulate(policy: Policy, pauses: Iterable[Pause], costs: Costs) -> Outcome:
             tokens = where[move.session][2]
             leave(move.session, now)
             where[move.session] = move.target, now, tokens
-            outcome.waste += float(costs.moving(tokens)[move.source, move.target])
-            if move.target == Tier.DEVICE or (move.source, move.target) == (Tier.DEVICE, Tier.HOST):
-                outcome.transfer_s += costs.transfer(tokens, Tier(max(move.source, move.target)))
+            seconds = device.move(move, tokens)
+            outcome.waste += costs.device_gb * costs.copy_share * seconds
+            outcome.transfer_s += seconds
 
     while events:
         due = policy.next_due()
@@ -235,19 +270,21 @@ def simulate(policy: Policy, pauses: Iterable[Pause], costs: Costs) -> Outcome:
         pause = ordered[number]
         if not returns:
             where[pause.session] = Tier.DEVICE, now, pause.tokens
+            device.pause(pause.session, pause.tokens)
             apply(policy.pause(pause.session, pause.tokens, pause.kind, now), now)
             continue
         leave(pause.session, now)
         found = policy.resume(pause.session, now)
         tier = Tier.DROPPED if found is None else found.tier
         outcome.restored[tier.name.lower()] += 1
-        outcome.waste += float(costs.restoring(pause.useful)[tier])
+        seconds = device.restore(pause.session, pause.useful, tier)
+        outcome.waited_s += seconds
         if tier == Tier.DROPPED:
-            outcome.recompute_s += costs.prefill(pause.useful)
-            outcome.waited_s += costs.prefill(pause.useful)
-        elif tier != Tier.DEVICE:
-            outcome.transfer_s += costs.transfer(pause.useful, tier)
-            outcome.waited_s += costs.transfer(pause.useful, tier)
+            outcome.waste += costs.device_gb * (1.0 + costs.wait_share) * seconds
+            outcome.recompute_s += seconds
+        else:
+            outcome.waste += costs.device_gb * (costs.copy_share + costs.wait_share) * seconds
+            outcome.transfer_s += seconds
     for session in list(where):
         leave(session, horizon)
     outcome.waste += outcome.held_gbs
