@@ -164,6 +164,7 @@ def run_training(
         if measure_first and trainer.step == 0:
             trainer.tell(trainer.evaluate(), report)
         trainer.train(report if processes.first else None)
+        processes.meet()
     finally:
         processes.leave()
     if processes.first and importlib.util.find_spec("matplotlib"):

@@ -78,6 +78,11 @@ class Processes:
         dist.broadcast_object_list(box, 0)
         return box[0]
 
+    def meet(self) -> None:
+        """Wait until every process has come here: what the first one wrote before can then be read by all."""
+        if self.world > 1:
+            dist.barrier()
+
     def leave(self) -> None:
         """End the group that `join` entered."""
         if self.world > 1:

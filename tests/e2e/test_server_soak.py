@@ -116,20 +116,25 @@ class Traffic:
         self._client.close()
 
 
-def soak(server: Live, warm: int, count: int) -> None:
+def soak(server: Live, count: int, rounds: int) -> None:
+    """A round of `count` requests to warm up, and `rounds` more; memory after each is compared, so that a leak adds up
+    while the peak of a round, which fragments the heap, is the same in all."""
     traffic = Traffic(server)
     try:
-        traffic.run(range(warm))
+        traffic.run(range(count))
         baseline, threads = _rss(), threading.active_count()
         traffic.ends.clear()
-        traffic.run(range(warm, warm + count))
+        after = []
+        for first in range(count, (rounds + 1) * count, count):
+            traffic.run(range(first, first + count))
+            after.append(_rss())
     finally:
         traffic.close()
-    after = _rss()
-    print(f"\n{count} requests: {dict(sorted(traffic.ends.items()))}")
-    print(f"KV positions and states back to 0; resident memory {baseline >> 20} MiB, then {after >> 20} MiB")
+    print(f"\n{rounds * count} requests: {dict(sorted(traffic.ends.items()))}")
+    sizes = ", ".join(f"{size >> 20}" for size in after)
+    print(f"KV positions and states back to 0; resident memory {baseline >> 20} MiB, then after each round {sizes}")
     assert threading.active_count() <= threads + POOL
-    assert after <= baseline * 1.05
+    assert max(after) <= baseline * 1.05
 
 
 def _rss() -> int:
@@ -150,12 +155,12 @@ def test_a_little_mixed_traffic_leaves_no_memory_held(tiny_server: Live) -> None
 
 @pytest.mark.soak
 def test_two_thousand_mixed_requests_leave_memory_as_it_was(tiny_server: Live) -> None:
-    soak(tiny_server, 400, 2000)
+    soak(tiny_server, 400, 5)
 
 
 @pytest.mark.soak
 def test_mixed_requests_to_the_default_model_leave_memory_as_it_was(server: Live) -> None:
-    soak(server, 50, 150)
+    soak(server, 50, 3)
 
 
 @pytest.mark.soak

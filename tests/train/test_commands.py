@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -15,6 +18,7 @@ from dlite_agent.errors import InvalidRequest
 from dlite_agent.train.commands import build_corpus, evaluate, plan_corpus, train
 from dlite_agent.train.data import Plan
 from dlite_agent.train.store import open_shards
+from tests.helpers import relative_error
 from tests.train.conftest import CONFIG, tiny_weights
 from tests.train.test_recorded import turns, write_log
 
@@ -91,6 +95,7 @@ def test_a_drafter_is_planned_built_trained_and_measured(model: Path, sources: P
     assert card["tau"] == rows[-1]["held_out_tau"]
     assert card["acceptance"] == rows[-1]["held_out_rates"]
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    _torchrun_gives_the_same(config, tmp_path / "run", tmp_path / "two")
 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
@@ -107,3 +112,17 @@ def test_a_drafter_is_planned_built_trained_and_measured(model: Path, sources: P
     assert found.speed()["tau"] == pytest.approx(groups["all", "everything"]["tau"], abs=1e-3)
     with pytest.raises(InvalidRequest, match="no shipped drafter fits"):
         evaluate("auto", prompts, target=target, dtype="fp32")
+
+
+def _torchrun_gives_the_same(config: Path, alone: Path, folder: Path) -> None:
+    """The command of docs/training.md, two processes on one machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "dlite_agent.cli", "train", "run", str(config), str(folder)]
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert json.loads(run.stdout.splitlines()[-1])["steps"] == 30
+    wanted, found = (load_file(path / "drafter" / "model.safetensors") for path in (alone, folder))
+    for name, tensor in wanted.items():
+        assert relative_error(found[name].float(), tensor.float()) < 1e-2, name
