@@ -189,12 +189,23 @@ def evaluate(
     max_new: Annotated[int, typer.Option(help="Tokens an answer.")] = 128,
     limit: Annotated[int | None, typer.Option(help="Use only the first N prompts.")] = None,
     ar: Annotated[bool, typer.Option(help="Decode without a drafter too, for the speed-up.")] = True,
+    verify_window: Annotated[int | None, typer.Option(help="Rows a verify pass; the whole block by default.")] = None,
 ) -> None:
     """Tau by really decoding: one line with the speed-up and its parts, then one for each group of rounds."""
     from dlite_agent.train.commands import evaluate as measure
 
     _set_threads(threads)
-    found = measure(drafter, prompts, target=target, dtype=dtype, device=device, max_new=max_new, ar=ar, limit=limit)
+    found = measure(
+        drafter,
+        prompts,
+        target=target,
+        dtype=dtype,
+        device=device,
+        max_new=max_new,
+        ar=ar,
+        limit=limit,
+        verify_window=verify_window,
+    )
     _show(found.speed())
     for row in found.rows():
         _show(row)

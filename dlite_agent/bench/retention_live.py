@@ -76,7 +76,7 @@ class LiveDevice:
         if move.target == Tier.DEVICE:
             return self.restore(session, tokens, move.source)
         start = time.perf_counter()
-        if move.source == Tier.HOST:
+        if move.source != Tier.DEVICE:
             self._host.drop(session)
             return 0.0
         state = self._states.pop(session)

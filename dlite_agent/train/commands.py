@@ -183,8 +183,12 @@ def evaluate(
     max_new: int = 128,
     ar: bool = True,
     limit: int | None = None,
+    verify_window: int | None = None,
 ) -> Measurement:
     """Really decode a prompt file with a drafter and, with `ar`, without; see `Measurement`.
+
+    Args:
+        verify_window: rows of a verify pass; by default the whole block, whatever would be served on this machine.
 
     Raises:
         InvalidRequest: the prompts cannot be used, or no drafter fits the target.
@@ -192,6 +196,7 @@ def evaluate(
     runtime = load_runtime(target=target, drafter=drafter, dtype=dtype, device=device)
     if runtime.decoder.drafter is None:
         raise InvalidRequest("no shipped drafter fits this target: name a checkpoint folder", param="drafter")
+    runtime.decoder.verify_window = verify_window or runtime.decoder.proposal_length + 1
     encode = partial(chat_ids, runtime.tokenizer)
     asked = read_prompts(prompts)[:limit]
     return measure(runtime.decoder, asked, encode, runtime.tokenizer.decode, max_new=max_new, ar=ar)

@@ -48,8 +48,8 @@ def test_a_session_comes_back_from_every_tier(runtime: Runtime, tmp_path: Path, 
     free = pool.free
     device.pause("s", 100)
     assert pool.free == free - 100
-    if tier != Tier.DEVICE:
-        device.move(Move("s", Tier.DEVICE, tier, "plan"), 100)
+    for source, target in zip(list(Tier)[:tier], list(Tier)[1 : tier + 1], strict=True):
+        device.move(Move("s", source, target, "plan"), 100)
         assert pool.free == free
     seconds = device.restore("s", 80, tier)
     assert (seconds > 0) == (tier != Tier.DEVICE)
