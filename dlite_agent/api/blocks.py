@@ -99,6 +99,8 @@ def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
             text = "\n".join(_texts(content, f"{where}[{i}].content")) if isinstance(content, list) else content or ""
             if not isinstance(text, str):
                 raise InvalidRequest(f"{where}[{i}].content must be text.", param=f"{where}[{i}].content")
+            if not isinstance(block.get("is_error"), bool | None):
+                raise InvalidRequest(f"{where}[{i}].is_error must be a boolean.", param=f"{where}[{i}].is_error")
             if block.get("is_error"):
                 text = f"Error: {text}"
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})

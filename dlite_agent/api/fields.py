@@ -52,14 +52,14 @@ class DliteOptions(Strict):
     """Our own options, in a request's `dlite` field.
 
     mode, verify_window, verification: how to decode; on_conflict: what to do when the session has a turn in flight;
-    timeout: seconds until the request is given up, queue included.
+    timeout: seconds, at least 1, until the request is given up, queue included.
     """
 
     mode: Mode | None = None
     verify_window: Annotated[Int, Field(ge=1, le=64)] | None = None
     verification: Literal["match", "rejection"] = "match"
     on_conflict: Literal["refuse", "wait"] | None = None
-    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+    timeout: Annotated[float, Field(ge=1, le=86400)] | None = None
 
 
 class Sampling(Strict):

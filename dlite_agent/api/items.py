@@ -44,6 +44,8 @@ def _message(item: Any, where: str) -> dict[str, Any]:
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
+        if "output" not in item:
+            raise InvalidRequest(f"{where}.output is missing: give what the tool said.", param=f"{where}.output")
         name, said = item.get("name"), item.get("output")
         return {"role": "tool", "tool_call_id": item.get("call_id"), "name": name, "content": said}
     return {"role": "assistant", "content": None, "reasoning_content": _reasoning(item.get("content"), where)}

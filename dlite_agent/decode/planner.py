@@ -30,8 +30,12 @@ ROUNDS = 3
 """Dinkelbach steps a round; it converges faster than linearly and starts near the end."""
 _MEMORY = 0.98
 """Share of what is known of a session that one further round leaves standing: recent text counts more."""
-_PRIOR = 6.0
+_COMMON_MEMORY = 0.995
+"""The same for all sessions together, from which a new one starts."""
+_PRIOR = 4.0
 """Drafts that the prior odds count for."""
+PROBE = 24
+"""Rounds without a draft after which one token is drafted, since text that cannot be drafted does not last for ever."""
 _BUCKETS = (2, 3, 4, 6, 10, 20)
 _COPY_PRIOR = (0.35, 0.5, 0.6, 0.72, 0.84, 0.93)
 """Acceptance of a copied token by match length, before a session has shown its own."""
@@ -40,8 +44,9 @@ _COPY_PRIOR = (0.35, 0.5, 0.6, 0.72, 0.84, 0.93)
 class Chance:
     """A rate with a prior: of `tried` drafts `accepted` were right."""
 
-    def __init__(self, prior: float) -> None:
+    def __init__(self, prior: float, memory: float = _MEMORY) -> None:
         self._prior = prior
+        self._memory = memory
         self._accepted = self._tried = 0.0
 
     @property
@@ -49,16 +54,27 @@ class Chance:
         return (self._accepted + _PRIOR * self._prior) / (self._tried + _PRIOR)
 
     def record(self, accepted: int, tried: int) -> None:
-        self._accepted = self._accepted * _MEMORY + accepted
-        self._tried = self._tried * _MEMORY + tried
+        self._accepted = self._accepted * self._memory + accepted
+        self._tried = self._tried * self._memory + tried
 
 
 class Odds:
-    """A session's acceptance by source. `prior`: DLite's rates by position, each given that all before were right."""
+    """Acceptance by source, of a session or of all.
 
-    def __init__(self, prior: Sequence[float]) -> None:
-        self._dlite = [Chance(rate) for rate in prior]
-        self._suffix = [Chance(rate) for rate in _COPY_PRIOR]
+    Args:
+        prior: DLite's rates by position, each given that all before were right.
+        copies: those of copied tokens by match length.
+    """
+
+    def __init__(
+        self, prior: Sequence[float], copies: Sequence[float] = _COPY_PRIOR, *, memory: float = _MEMORY
+    ) -> None:
+        self._dlite = [Chance(rate, memory) for rate in prior]
+        self._suffix = [Chance(rate, memory) for rate in copies]
+
+    def young(self) -> Odds:
+        """Odds of a session that begins where these are now."""
+        return Odds([chance.rate for chance in self._dlite], [chance.rate for chance in self._suffix])
 
     def dlite(self) -> list[float]:
         """Expected advance of drafting 1, 2 .. K tokens."""
@@ -118,15 +134,17 @@ class Planner:
     """Plans rounds for one decoder.
 
     Args:
-        prior: see `Odds`; empty without a drafter.
+        prior: see `Odds`; empty without a drafter. New sessions start from what all sessions have shown since.
         costs: None plans every mixed row as if drafts were free up to the turn's window.
     """
 
     def __init__(self, prior: Sequence[float], costs: CostModel | None = None) -> None:
         self.prior = tuple(prior)
         self.costs = costs
+        self._common = Odds(prior, memory=_COMMON_MEMORY)
         self._ratio = 0.0
         self._sources: dict[int, Source] = {}
+        self._idle: dict[int, int] = {}
 
     def plan(self, turns: Sequence[Turn]) -> dict[int, Plan]:
         """Plans by id(turn) for turns that decode."""
@@ -161,13 +179,14 @@ class Planner:
 
     def _odds(self, turn: Turn) -> Odds:
         if turn.state.odds is None:
-            turn.state.odds = Odds(self.prior)
+            turn.state.odds = self._common.young()
         return turn.state.odds
 
     def record(self, turn: Turn, plan: Plan, accepted: int) -> None:
         """A round's drafts have been verified: `accepted` of them were right."""
         if plan.length:
             self._odds(turn).record(plan, accepted)
+            self._common.record(plan, accepted)
 
     def _mixed(self, mixed: Sequence[Turn], fixed: dict[int, Plan], turns: Sequence[Turn]) -> dict[int, Plan]:
         drafting = max(1, sum(self._sources.get(id(turn)) == "dlite" for turn in turns))
@@ -187,6 +206,10 @@ class Planner:
             seconds = costs.verify(total, positions) + costs.rest + sum(c.draft_seconds for c in chosen.values())
             ratio = (sum(choice.tokens for choice in chosen.values()) + len(fixed)) / seconds
         self._ratio = ratio
+        self._idle = {key: self._idle.get(key, 0) + 1 for key, choice in chosen.items() if not choice.plan.length}
+        for key in [key for key, idle in self._idle.items() if idle >= PROBE]:
+            self._idle[key] = 0
+            chosen[key] = _probe(options[key], ratio, total, costs) or chosen[key]
         return {key: replace(choice.plan, expected=choice.tokens) for key, choice in chosen.items()}
 
 
@@ -199,6 +222,16 @@ def _best(choices: Sequence[_Choice], ratio: float, rows: int, costs: CostModel,
         return choice.tokens - ratio * seconds + (STAY if choice.plan.source == before else 0.0)
 
     return max(choices, key=value)
+
+
+def _probe(choices: Sequence[_Choice], ratio: float, rows: int, costs: CostModel) -> _Choice | None:
+    """The shortest draft of a source that would pay if all of a draft were right."""
+    without = costs.verify(rows, 0)
+    for choice in choices:
+        seconds = costs.verify(rows + choice.plan.length, 0) - without + choice.draft_seconds
+        if choice.plan.length > ratio * seconds:
+            return next(other for other in choices if other.plan.source == choice.plan.source)
+    return None
 
 
 def _match(turn: Turn) -> Match | None:

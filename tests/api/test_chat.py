@@ -225,7 +225,7 @@ def test_prompt_and_completion_together_must_fit(server: Live) -> None:
 
 def test_a_timeout_ends_the_turn_and_leaves_the_session_as_it_was(server: Live) -> None:
     body = {"model": MODEL, "messages": HI, "max_tokens": 4000, "ignore_eos": True, "session_id": "in-a-hurry"}
-    response = server.post("/v1/chat/completions", body | {"dlite": {"timeout": 0.5}})
+    response = server.post("/v1/chat/completions", body | {"dlite": {"timeout": 1}})
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"
     assert server.get("/v1/sessions/in-a-hurry").status_code == 404

@@ -57,6 +57,19 @@ def test_blocks_are_refused_by_what_they_say_more(role: str, block: dict[str, An
     assert refused.value.param == f"messages[0].content[0].{field}"
 
 
+@pytest.mark.parametrize("value", [{}, 1, "true", []])
+def test_an_error_flag_is_a_boolean(value: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        blocks.openai_messages(None, client_message("user", RESULT | {"is_error": value}))
+    assert refused.value.param == "messages[0].content[0].is_error"
+
+
+def test_a_call_without_its_output_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        items.openai_messages([{key: value for key, value in OUTPUT.items() if key != "output"}])
+    assert refused.value.param == "input[0].output"
+
+
 def test_client_messages_and_systems_are_refused_by_what_they_say_more() -> None:
     with pytest.raises(InvalidRequest) as refused:
         blocks.openai_messages(None, [{"role": "user", "content": "x", "stop_reason": "end_turn"}])
