@@ -19,7 +19,7 @@ async def crowd(server: Live, count: int) -> tuple[Counter[int], tuple[int, int]
     """Streams that go on until all are answered; how often each status came, and how many ran and waited then."""
     engine, seen = server.service.engine, Counter[int]()
     fields = {"model": server.service.model, "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    full = asyncio.Event()
+    full, counted = asyncio.Event(), asyncio.Event()
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
         messages = [{"role": "user", "content": f"Request {number}."}]
@@ -30,13 +30,14 @@ async def crowd(server: Live, count: int) -> tuple[Counter[int], tuple[int, int]
                 assert int(stream.headers["retry-after"]) > 0
             if seen.total() == count:
                 full.set()
-            await full.wait()
+            await counted.wait()
 
     limits = httpx.Limits(max_connections=count)
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
         work = asyncio.gather(*(one(client, number) for number in range(count)))
         await asyncio.wait_for(full.wait(), 240)
         load = engine.stats.running, engine.waiting()[0]
+        counted.set()
         await work
     return seen, load
 
