@@ -16,7 +16,7 @@ BEYOND = 5
 
 
 async def crowd(server: Live, count: int) -> tuple[Counter[int], tuple[int, int]]:
-    """Streams that go on until all are answered; how often each status came, and how many ran at most and waited then."""
+    """Streams that go on until all are answered: how often each status came; how many ran at most, and waited then."""
     engine, seen = server.service.engine, Counter[int]()
     fields = {"model": server.service.model, "max_tokens": 1500, "ignore_eos": True, "stream": True}
     full, counted = asyncio.Event(), asyncio.Event()
