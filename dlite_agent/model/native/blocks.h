@@ -111,19 +111,21 @@ static void block_group(const Linear *linear, const Input *in, const int64_t *at
     else plain_blocks(Q4, linear, in, at, count, emit, into);
 }
 
-/* `x` [rows, k] with what products need of it; `memory` holds input_size floats and lives as long. */
-static Input prepare(const float *x, int64_t rows, int64_t k, float *memory) {
-    int64_t blocks = k / BLOCK;
+/* `x` [rows, k] with what a product with these weights, or others of their kind and k, needs of it; `memory` holds
+   input_size floats and lives as long. */
+static Input prepare(const Linear *linear, const float *x, int64_t rows, float *memory) {
+    int64_t k = linear->k, blocks = k / BLOCK;
     Input in = {.x = x, .rows = rows, .k = k, .sums = memory};
+    if (linear->kind < BF16) return in;
     memory = (float *)(((uintptr_t)(memory + rows * blocks) + 63) & ~(uintptr_t)63);
     in.expanded = memory;
     in.high = (uint16_t *)(memory + GROUP * NR * k / 2);
     in.low = in.high + rows * k;
-    for (int64_t i = 0; i < rows * blocks && k % BLOCK == 0; i++) {
+    for (int64_t i = 0; i < rows * blocks; i++) {
         vec sum = {0};
         for (int j = 0; j < BLOCK; j += LANES) sum += load(x + i * BLOCK + j);
         in.sums[i] = total(sum);
     }
-    if (k % BLOCK == 0 && tiles_ready()) split(&in);
+    if (tiles_ready()) split(&in);
     return in;
 }

@@ -341,9 +341,9 @@ static void run_layer(const Model *m, const Batch *batch, const Buffers *b, int6
     Matrix x = {b->x, m->hidden, 0};
     int64_t heads = m->heads + 2 * m->kv_heads, items = heads + (batch->context ? 2 * m->kv_heads : 0);
     normalise(m, batch, b, layer->input_norm);
-    Input in = prepare(b->normed, batch->rows, m->hidden, b->input), context = {0};
+    Input in = prepare(&layer->qkv, b->normed, batch->rows, b->input), context = {0};
     if (batch->context)
-        context = prepare(batch->context, batch->spans * batch->context_rows, m->hidden,
+        context = prepare(&layer->qkv, batch->context, batch->spans * batch->context_rows,
                           b->input + input_size(batch->rows, widest(m)));
     for (int64_t i = items * thread / threads; i < items * (thread + 1) / threads; i++)
         if (i < heads) project_rows(m, batch, b, &in, l, i);
@@ -353,11 +353,11 @@ static void run_layer(const Model *m, const Batch *batch, const Buffers *b, int6
     meet(barrier, threads);
     combine(m, batch, b);
     int64_t columns = panels_of(&layer->o), first = columns * thread / threads, last = columns * (thread + 1) / threads;
-    in = prepare(b->mixed, batch->rows, m->heads * m->head_dim, b->input);
+    in = prepare(&layer->o, b->mixed, batch->rows, b->input);
     panels(&layer->o, &in, first, last, add, &x);
     meet(barrier, threads);
     normalise(m, batch, b, layer->post_norm);
-    in = prepare(b->normed, batch->rows, m->hidden, b->input);
+    in = prepare(&layer->gate_up, b->normed, batch->rows, b->input);
     int64_t inner = m->inner / NR, end = inner * (thread + 1) / threads;
     Gated act = {b->act, m->inner};
     for (int64_t p = inner * thread / threads; p < end; p += GROUP / 2) {
@@ -367,7 +367,7 @@ static void run_layer(const Model *m, const Batch *batch, const Buffers *b, int6
         group(&layer->gate_up, &in, at, 2 * half, gate, &act);
     }
     meet(barrier, threads);
-    in = prepare(b->act, batch->rows, m->inner, b->input);
+    in = prepare(&layer->down, b->act, batch->rows, b->input);
     panels(&layer->down, &in, first, last, add, &x);
     meet(barrier, threads);
 }

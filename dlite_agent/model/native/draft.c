@@ -45,7 +45,7 @@ static void product(const Linear *linear, const HeadBuffers *b, const float *x, 
                     int threads) {
     int64_t columns = panels_of(linear);
     Matrix into = {y, linear->n, 0};
-    Input in = prepare(x, rows, linear->k, b->input);
+    Input in = prepare(linear, x, rows, b->input);
     panels(linear, &in, columns * thread / threads, columns * (thread + 1) / threads, put, &into);
 }
 
@@ -93,7 +93,7 @@ static void step_head(const Head *head, const Draft *draft, HeadBuffers *b, int6
     float state[n * r];
     for (int64_t i = 0; i < n; i++) memcpy(state + i * r, b->joined + i * 2 * r, r * sizeof(float));
     int64_t first = columns * thread / threads, last = columns * (thread + 1) / threads;
-    Input in = prepare(state, n, r, b->input);
+    Input in = prepare(&head->from_state, state, n, b->input);
     panels(&head->from_state, &in, first, last, put, &mixed);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = first * NR; j < last * NR && j < r; j++)
@@ -101,7 +101,7 @@ static void step_head(const Head *head, const Draft *draft, HeadBuffers *b, int6
     Best best = {b->best + thread * n * 2};
     for (int64_t i = 0; i < n; i++) best.best[i * 2] = -INFINITY;
     meet(barrier, threads);
-    in = prepare(b->mixed, n, r, b->input);
+    in = prepare(&head->output, b->mixed, n, b->input);
     panels(&head->output, &in, outputs * thread / threads, outputs * (thread + 1) / threads, largest, &best);
     meet(barrier, threads);
     if (thread == 0)

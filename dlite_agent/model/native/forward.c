@@ -31,7 +31,7 @@ static void run(const Model *m, const Pass *pass, Barrier *barrier, int thread, 
     }
     int64_t columns = panels_of(&m->head);
     Matrix logits = {pass->logits, m->head.n, 0};
-    Input in = prepare(b.normed, pass->wanted, m->hidden, b.input);
+    Input in = prepare(&m->head, b.normed, pass->wanted, b.input);
     panels(&m->head, &in, columns * thread / threads, columns * (thread + 1) / threads, put, &logits);
     tiles_done();
 }
@@ -42,7 +42,7 @@ void dlite_forward(const Model *model, const Pass *pass, int threads) {
     run(model, pass, &barrier, omp_get_thread_num(), omp_get_num_threads());
 }
 
-/* Bytes of scratch that one product of so many rows needs. */
+/* Floats of scratch that one product of so many rows needs. */
 int64_t dlite_linear_scratch(const Linear *linear, int64_t rows, int64_t threads) {
     return threads * input_size(rows, linear->k);
 }
@@ -54,7 +54,7 @@ void dlite_linear(const Linear *linear, const float *x, float *y, int64_t rows, 
 #pragma omp parallel num_threads(threads)
     {
         int64_t thread = omp_get_thread_num(), count = omp_get_num_threads();
-        Input in = prepare(x, rows, linear->k, scratch + thread * input_size(rows, linear->k));
+        Input in = prepare(linear, x, rows, scratch + thread * input_size(rows, linear->k));
         panels(linear, &in, columns * thread / count, columns * (thread + 1) / count, put, &into);
         tiles_done();
     }

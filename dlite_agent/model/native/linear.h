@@ -37,8 +37,8 @@ typedef struct {
     int64_t n, k, kind;
 } Linear;
 
-/* Rows of a product's input, in the forms that its kinds read: as they are, their sums by blocks, and as two bf16
-   halves whose sum keeps 16 bits of each number. */
+/* Rows of a product's input: as they are and, for weights in blocks, their sums by blocks, and two bf16 halves whose sum
+   keeps 16 bits of each number. */
 typedef struct {
     const float *x; /* [rows, k] */
     float *sums;    /* [rows, k / BLOCK] */
@@ -72,7 +72,7 @@ INLINE int64_t panels_of(const Linear *linear) { return (linear->n + NR - 1) / N
 /* Floats of memory that `prepare` needs for so many rows of up to k numbers. */
 INLINE int64_t input_size(int64_t rows, int64_t k) { return rows * (k + k / BLOCK + 1) + GROUP * NR * k / 2 + 64; }
 
-static Input prepare(const float *x, int64_t rows, int64_t k, float *memory);
+static Input prepare(const Linear *linear, const float *x, int64_t rows, float *memory);
 
 /* Called for each row: NR values of each of `count` panels at[..]. */
 typedef void Emit(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values);
