@@ -18,7 +18,6 @@ from torch import Tensor
 from dlite_agent.decode.kv import KVPool
 from dlite_agent.model.linear import CANDIDATES, Precision
 from dlite_agent.model.measured import remember
-from dlite_agent.model.native import digest
 from dlite_agent.model.spec import ModelSpec
 from dlite_agent.model.target import Rows, Target
 
@@ -42,12 +41,13 @@ def choose_precision(
     """
     if device.type != "cpu":
         return Precision("bf16" if dtype in ("auto", "fp16w", "packed") else dtype, "plain")
-    pairs = [(name, kernel) for name in (CANDIDATES if dtype == "auto" else [dtype]) for kernel in CANDIDATES[name]]
+    numbers = CANDIDATES if dtype == "auto" else [dtype]
+    candidates = [Precision(number, kernel) for number in numbers for kernel in CANDIDATES[number]]
     costs = {
-        pair: remember(f"steps {'/'.join(pair)} {name} {digest()}", partial(_measure, Precision(*pair), spec, weights))
-        for pair in pairs
+        found: remember(f"steps {found.name}/{found.kernel} {name}", partial(_measure, found, spec, weights))
+        for found in candidates
     }
-    return Precision(*min(costs, key=lambda pair: costs[pair]))
+    return min(costs, key=lambda found: costs[found])
 
 
 def _measure(precision: Precision, spec: ModelSpec, weights: Mapping[str, Tensor]) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Callable
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +19,9 @@ T = TypeVar("T", float, list[float])
 
 
 def remember(what: str, measure: Callable[[], T]) -> T:
-    """Figures for `what` on this processor, thread count and torch version: measured the first time, then read."""
+    """Figures for `what` on this processor, thread count, torch version and kernels: measured once, then read."""
     known = _read()
-    key = f"{_machine()} threads={torch.get_num_threads()} torch={torch.__version__} {what}"
+    key = f"{_machine()} threads={torch.get_num_threads()} torch={torch.__version__} kernels={_kernels()} {what}"
     if key not in known:
         known[key] = measure()
         _write(known)
@@ -28,6 +31,13 @@ def remember(what: str, measure: Callable[[], T]) -> T:
 
 def _machine() -> str:
     return f"{platform.machine()}/{torch.backends.cpu.get_cpu_capability()}/{processor()}"
+
+
+@cache
+def _kernels() -> str:
+    """Short digest of our kernels' sources: what was measured with others says nothing of these."""
+    sources = sorted((resources.files("dlite_agent.model") / "native").iterdir(), key=lambda source: source.name)
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
 
 
 def processor() -> str:

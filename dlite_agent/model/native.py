@@ -60,20 +60,10 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def _texts() -> dict[str, bytes]:
-    source = resources.files("dlite_agent.model") / "native"
-    return {name: (source / name).read_bytes() for name in (*_HEADERS, *_SOURCES)}
-
-
-@cache
-def digest() -> str:
-    """Short digest of the kernels' sources: what was measured with others says nothing of these."""
-    return hashlib.sha256(b"".join(_texts().values())).hexdigest()[:8]
-
-
 def _built(compiler: str) -> Path:
     """The shared object; compiled now unless this compiler has built these sources for this CPU before."""
-    texts = _texts()
+    source = resources.files("dlite_agent.model") / "native"
+    texts = {name: (source / name).read_bytes() for name in (*_HEADERS, *_SOURCES)}
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
     key = hashlib.sha256(b"".join(texts.values()))
     key.update(f"{version} {_FLAGS} {processor()}".encode())
