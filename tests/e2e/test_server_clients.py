@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -16,18 +15,6 @@ from tests.serving import MODEL, Live, events
 
 GREEDY = {"temperature": 0}
 OPENING = "You are a terse assistant in a terminal. Answer in a few words."
-
-
-@pytest.fixture
-def client(server: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture
-def claude(server: Live) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", timeout=300, max_retries=0) as made:
-        yield made
 
 
 def test_chat_turns_prefill_only_what_is_new(client: openai.OpenAI) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -25,18 +24,6 @@ class Read(BaseModel):
 
 class Point(BaseModel):
     x: int
-
-
-@pytest.fixture
-def client(server: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture
-def claude(server: Live) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", timeout=300, max_retries=0) as made:
-        yield made
 
 
 def test_openai_chat_dumps_with_parsed_calls(client: openai.OpenAI) -> None:

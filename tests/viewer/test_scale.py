@@ -112,6 +112,12 @@ def long(server: Live) -> str:
     return upload(server, "refactor.jsonl", lines(agent_session("refactor", turns=300, rounds=20, seed=5)))
 
 
+@pytest.fixture(scope="module")
+def marathon(server: Live) -> str:
+    session = agent_session("marathon", turns=300, rounds=360, seed=2, tool_seconds=0.3)
+    return upload(server, "marathon.jsonl", lines(session))
+
+
 def test_an_interaction_at_300_turns_costs_little_beside_an_empty_page(
     view: Callable[..., Page], context: BrowserContext, short: str, long: str
 ) -> None:
@@ -132,9 +138,9 @@ def test_only_the_visible_turns_exist(view: Callable[..., Page], long: str) -> N
     assert page.locator('[data-turn="0"]').count() == 0
 
 
-def test_100_000_rounds_are_never_all_sent_and_can_all_be_reached(view: Callable[..., Page], server: Live) -> None:
-    session = agent_session("marathon", turns=300, rounds=360, seed=2, tool_seconds=0.3)
-    ref = upload(server, "marathon.jsonl", lines(session))
+def test_100_000_rounds_are_never_all_sent_and_can_all_be_reached(
+    view: Callable[..., Page], server: Live, marathon: str
+) -> None:
     page = view()
     sizes: dict[str, int] = {}
 
@@ -143,9 +149,9 @@ def test_100_000_rounds_are_never_all_sent_and_can_all_be_reached(view: Callable
             sizes[response.url] = int(response.headers.get("content-length", 0))
 
     page.on("response", arrived)
-    page.goto(f"{server.url}/viewer/#session={ref}")
+    page.goto(f"{server.url}/viewer/#session={marathon}")
     page.wait_for_selector("#shown:not([hidden])")
-    view_url = {"ref": ref, "from_turn": 299}
+    view_url = {"ref": marathon, "from_turn": 299}
     about = server.get("/v1/viewer/session", params=view_url, headers=headers()).json()
     assert about["rounds"] > 100_000
     assert sum(sizes.values()) < 1_500_000, sizes
@@ -163,11 +169,9 @@ def test_100_000_rounds_are_never_all_sent_and_can_all_be_reached(view: Callable
 
 
 def test_interactions_at_100_000_rounds_cost_as_little(
-    view: Callable[..., Page], context: BrowserContext, server: Live, short: str
+    view: Callable[..., Page], context: BrowserContext, short: str, marathon: str
 ) -> None:
-    session = agent_session("marathon", turns=300, rounds=360, seed=2, tool_seconds=0.3)
-    ref = upload(server, "marathon.jsonl", lines(session))
-    pages = {"short": view(f"#session={short}"), "marathon": view(f"#session={ref}")}
+    pages = {"short": view(f"#session={short}"), "marathon": view(f"#session={marathon}")}
     found = costs(context, pages, ("select", "scroll", "zoom", "pan", "zoom out"))
     assert {name: ratio for name, cost in found.items() if (ratio := cost["busy"]) > BUDGET} == {}
     assert {name: ratio for name, cost in found.items() if (ratio := cost["same"]) > SAME} == {}
