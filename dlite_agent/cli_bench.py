@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dlite_agent.options import Device, DrafterOption, Dtype, GroupSize, JsonOut, Target, Threads, Window
+from dlite_agent.options import Device, DrafterOption, Dtype, GroupSize, JsonOut, Prompts, Target, Threads, Window
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measurements; each prints a table and writes JSON.")
 
 
 @bench_app.command("decode")
 def bench_decode(
-    prompts: Annotated[Path, typer.Option(help='JSONL, one {"id", "messages"} a line.')],
+    prompts: Prompts,
     json_out: JsonOut = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first N prompts.")] = None,
     max_new_tokens: int = 128,
@@ -107,11 +107,11 @@ def bench_device(
     import torch
 
     from dlite_agent.bench import device as bench
+    from dlite_agent.decode.load import device_of
     from dlite_agent.tables import device_bench_table
 
     if threads is not None:
         torch.set_num_threads(threads)
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     console = Console()
 
     def progress(row: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ def bench_device(
 
     result = bench.bench_device(
         shape,
-        device=place,
+        device=str(device_of(device)),
         dtype=dtype,
         contexts=context,
         batches=batch,
@@ -201,7 +201,7 @@ def bench_restore(
 
 @bench_app.command("batch")
 def bench_batch(
-    prompts: Annotated[Path, typer.Option(help='JSONL, one {"id", "messages"} a line.')],
+    prompts: Prompts,
     json_out: JsonOut = None,
     batch: Annotated[list[int], typer.Option(help="Sessions together; give it several times.")] = [1, 2, 4, 8, 16, 32],  # noqa: B006
     modes: Annotated[str, typer.Option(help="ar and what to compare with it.")] = "ar,dlite,suffix,mixed",
@@ -236,7 +236,7 @@ def bench_batch(
 
 @bench_app.command("gate")
 def bench_gate(
-    prompts: Annotated[Path, typer.Option(help='JSONL, one {"id", "messages"} a line.')],
+    prompts: Prompts,
     json_out: JsonOut = None,
     plot: Annotated[Path | None, typer.Option(help="Draw drafted tokens over time to this PNG.")] = None,
     load: Annotated[list[int], typer.Option(help="Sessions in each stretch; give it several times.")] = [1, 16, 1],  # noqa: B006

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dlite_agent.options import Device, Dtype, Target, Threads
+from dlite_agent.options import Device, Dtype, Prompts, Target, Threads
 
 train_app = typer.Typer(invoke_without_command=True, help="Drafters for a target: corpus, training, evaluation.")
 data_app = typer.Typer(no_args_is_help=True, help="A corpus of the target's own states.")
@@ -180,7 +180,7 @@ def plot(
 
 @train_app.command("evaluate")
 def evaluate(
-    prompts: Annotated[Path, typer.Option(help='JSONL, one {"id", "messages"} a line.')],
+    prompts: Prompts,
     drafter: Annotated[str, typer.Option(help="Checkpoint folder, or auto for the shipped one.")] = "auto",
     target: Target = "smollm2-135m",
     dtype: Dtype = "auto",

@@ -56,6 +56,15 @@ def bench_batch(
     return {"dtype": precision.name, "kernel": precision.kernel, "repeats": repeats, "rows": rows}
 
 
+def prefilled(decoder: Decoder, ids: Sequence[int], mode: Mode, new_tokens: int) -> Turn:
+    """A greedy turn of a new session, its prompt run, about to decode `new_tokens`."""
+    params = SamplingParams(temperature=0.0)
+    turn = decoder.begin(decoder.open(), ids, params, max_new_tokens=new_tokens, mode=mode, ignore_eos=True)
+    while not turn.decoding:
+        decoder.step([turn])
+    return turn
+
+
 def _together(
     decoder: Decoder, prompts: Sequence[Sequence[int]], mode: Mode, new_tokens: int
 ) -> tuple[RunFigures, list[list[int]]]:
@@ -64,11 +73,7 @@ def _together(
     figures = RunFigures()
     try:
         for ids in prompts:
-            params = SamplingParams(temperature=0.0)
-            turn = decoder.begin(decoder.open(), ids, params, max_new_tokens=new_tokens, mode=mode, ignore_eos=True)
-            turns.append(turn)
-            while not turn.decoding:
-                decoder.step([turn])
+            turns.append(prefilled(decoder, ids, mode, new_tokens))
         while all(turn.finish is None for turn in turns):
             figures.add(decoder.step(turns))
         return figures, [list(turn.generated) for turn in turns]

@@ -119,7 +119,7 @@ class _RandomWeights(dict[str, Tensor]):
             return torch.ones(self._shapes["o_proj"][0], device=self._device)
         if len(shape) == 1:
             return torch.ones(shape, device=self._device)
-        steps = torch.randint(0, 16, shape, device=self._device)
+        steps = torch.randint(0, 16, shape, device=self._device, dtype=torch.float32)
         steps[:, ::32], steps[:, 1::32] = 0, 15
         return steps * 2**-8 - 2**-5
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dlite_agent.bench.batch import prefilled
 from dlite_agent.decode.load import Runtime, chat_ids
 from dlite_agent.decode.rounds import Decoder, StepFigures
-from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.state import Turn
 from dlite_agent.train.data import Request
 
+NEW_TOKENS = 512
+"""Of a session, before another takes its place."""
 SETTLED = 0.5
 """The last part of a stretch, taken as what the planner settles on."""
 NEAR = 0.5
@@ -46,7 +48,7 @@ def bench_gate(
             while len(turns) > load:
                 turns.pop().state.kv.free()
             while len(turns) < load:
-                turns.append(_begin(runtime.decoder, ids[len(turns) % len(ids)]))
+                turns.append(prefilled(runtime.decoder, ids[len(turns) % len(ids)], "mixed", NEW_TOKENS))
             first, until = len(rounds), time.perf_counter() + seconds
             while time.perf_counter() < until:
                 figures = runtime.decoder.step(turns)
@@ -64,17 +66,9 @@ def bench_gate(
     return {"loads": list(loads), "seconds": seconds, "stretches": stretches, "rounds": rounds}
 
 
-def _begin(decoder: Decoder, ids: Sequence[int]) -> Turn:
-    params = SamplingParams(temperature=0.0)
-    turn = decoder.begin(decoder.open(), ids, params, max_new_tokens=512, mode="mixed", ignore_eos=True)
-    while not turn.decoding:
-        decoder.step([turn])
-    return turn
-
-
 def _again(decoder: Decoder, turn: Turn, ids: Sequence[int]) -> Turn:
     turn.state.kv.free()
-    return _begin(decoder, ids)
+    return prefilled(decoder, ids, "mixed", NEW_TOKENS)
 
 
 def _round(figures: StepFigures, sources: dict[int, str], at: float) -> dict[str, float]:

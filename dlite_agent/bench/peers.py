@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol
 from dlite_agent.config import Mode
 from dlite_agent.decode.load import Runtime
 from dlite_agent.decode.sampling import SamplingParams
+from dlite_agent.decode.states import common_prefix
 from dlite_agent.errors import DliteError, InvalidRequest
 from dlite_agent.trace.script import Script
 
@@ -62,9 +63,7 @@ class Ours:
     def turn(self, ids: Sequence[int], new_tokens: int) -> Answer:
         start = time.perf_counter()
         state = self._state
-        shared = 0
-        while shared < min(len(ids) - 1, len(state.ids)) and ids[shared] == state.ids[shared]:
-            shared += 1
+        shared = min(common_prefix(state.ids, ids), len(ids) - 1)
         state.truncate(shared)
         params = SamplingParams(temperature=0.0)
         turn = self._decoder.begin(

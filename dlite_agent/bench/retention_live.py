@@ -25,9 +25,10 @@ from dlite_agent.bench.retention import (
     peak_bytes,
     simulate,
 )
+from dlite_agent.decode.generate import generate
 from dlite_agent.decode.load import Runtime
+from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.state import DecodeState
-from dlite_agent.model.target import Rows
 from dlite_agent.session.history import History, Turn
 from dlite_agent.session.opening import fingerprint_of
 from dlite_agent.session.persist import Persister
@@ -37,7 +38,6 @@ from dlite_agent.session.snapshot import Facts
 from dlite_agent.session.store.disk import DiskStore
 from dlite_agent.session.store.host import HostTier
 
-_CHUNK = 512
 _SAMPLES = (512, 1536)
 """Tokens at which prefill and transfers are timed for the costs that policies and simulator are given."""
 
@@ -75,14 +75,14 @@ class LiveDevice:
         session = move.session
         if move.target == Tier.DEVICE:
             return self.restore(session, tokens, move.source)
-        start = time.perf_counter()
         if move.source != Tier.DEVICE:
             self._host.drop(session)
             return 0.0
-        state = self._states.pop(session)
+        state, seconds = self._states.pop(session), 0.0
         if move.target == Tier.HOST:
+            start = time.perf_counter()
             self._host.put(session, state)
-        seconds = time.perf_counter() - start if move.target == Tier.HOST else 0.0
+            seconds = time.perf_counter() - start
         state.kv.free()
         return seconds
 
@@ -108,10 +108,8 @@ class LiveDevice:
 
     def _computed(self, ids: Sequence[int]) -> DecodeState:
         state = self._decoder.open()
-        state.kv.reserve(len(ids))
-        for first in range(0, len(ids), _CHUNK):
-            chunk = torch.tensor(ids[first : first + _CHUNK])
-            self._decoder.target.forward([Rows(state.kv, chunk)], logit_rows=torch.tensor([0]))
+        if ids:
+            generate(self._decoder, state, ids, SamplingParams(), max_new_tokens=1, mode="ar")
         return state
 
     def _ids_of(self, session: str, count: int) -> list[int]:

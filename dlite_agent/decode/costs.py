@@ -109,21 +109,21 @@ def cost_model(decoder: Decoder, name: str) -> CostModel:
     """A model from measurements that are made once for a machine; `name` tells target and drafter apart from others."""
     precision = decoder.target.precision
     name = f"{name} {precision.name}/{precision.kernel} limit {decoder.target.context_limit}"
-    verify = remember(f"verify {name}", lambda: _measure_verify(decoder, CONTEXTS[0], ROWS))
+    verify = remember(f"verify {name}", lambda: verify_seconds(decoder, CONTEXTS[0], ROWS))
     longer = min(CONTEXTS[1], decoder.target.context_limit - 2)
-    slope = remember(f"context {name}", lambda: _measure_verify(decoder, longer, ROWS[:1]))
+    slope = remember(f"context {name}", lambda: verify_seconds(decoder, longer, ROWS[:1]))
     a_position = max(slope[0] - verify[0], 0.0) / max(longer - CONTEXTS[0], 1)
     if decoder.drafter is None:
         return CostModel(list(zip(ROWS, verify, strict=True)), a_position, None)
     steps = sorted({1, 2, 4, decoder.proposal_length} & set(range(1, decoder.proposal_length + 1)))
-    draft = remember(f"draft {name} {steps}", lambda: _measure_draft(decoder, steps, 1))
-    batch = remember(f"draft {name} {steps[-1:]} batch {BATCH}", lambda: _measure_draft(decoder, steps[-1:], BATCH))
+    draft = remember(f"draft {name} {steps}", lambda: draft_seconds(decoder, steps, 1))
+    batch = remember(f"draft {name} {steps[-1:]} batch {BATCH}", lambda: draft_seconds(decoder, steps[-1:], BATCH))
     a_row = max(batch[0] / draft[-1] - 1, 0.0) / (BATCH - 1)
     return CostModel(list(zip(ROWS, verify, strict=True)), a_position, list(zip(steps, draft, strict=True)), a_row)
 
 
 @torch.inference_mode()
-def _measure_verify(decoder: Decoder, context: int, rows: Sequence[int]) -> list[float]:
+def verify_seconds(decoder: Decoder, context: int, rows: Sequence[int], *, repeats: int = _REPEATS) -> list[float]:
     """Median seconds of forwards of each number of rows, taking turns. KV rows are blank."""
     target, kv = decoder.target, decoder.pool.sequence()
     ids = torch.zeros(max(rows), dtype=torch.int64, device=target.device)
@@ -131,7 +131,7 @@ def _measure_verify(decoder: Decoder, context: int, rows: Sequence[int]) -> list
     try:
         kv.reserve(context + max(rows))
         kv.load(decoder.pool.buffer(context).zero_())
-        for _ in range(_REPEATS + 1):
+        for _ in range(repeats + 1):
             for count, times in zip(rows, seconds, strict=True):
                 start = _now(target.device)
                 target.forward([Rows(kv, ids[:count])], tap_layers=decoder.taps)
@@ -143,14 +143,15 @@ def _measure_verify(decoder: Decoder, context: int, rows: Sequence[int]) -> list
 
 
 @torch.inference_mode()
-def _measure_draft(decoder: Decoder, steps: Sequence[int], batch: int) -> list[float]:
+def draft_seconds(decoder: Decoder, steps: Sequence[int], batch: int, *, repeats: int = _REPEATS) -> list[float]:
+    """Median seconds of drafts of each number of tokens for `batch` sequences, taking turns."""
     target, drafter = decoder.target, decoder.drafter
     assert drafter is not None
     shape = (batch, len(decoder.taps), target.spec.hidden_size)
     features = torch.zeros(shape, device=target.device, dtype=target.dtype)
     anchor = torch.zeros(batch, 1, dtype=torch.int64, device=target.device)
     seconds: list[list[float]] = [[] for _ in steps]
-    for _ in range(_REPEATS + 1):
+    for _ in range(repeats + 1):
         for count, times in zip(steps, seconds, strict=True):
             start = _now(target.device)
             drafter.draft_greedy(features, anchor, target.embedding, count)

@@ -34,6 +34,11 @@ class Runtime:
     folder: Path
 
 
+def device_of(name: str) -> torch.device:
+    """cpu, cuda, or auto for cuda where there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
 def load_target(
     model: str,
     *,
@@ -51,7 +56,7 @@ def load_target(
     """
     folder = resolve(model)
     spec, weights, name = ModelSpec.from_folder(folder), FolderWeights(folder), fingerprint(folder)
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    place = device_of(device)
     return Target(
         spec,
         weights,
@@ -66,8 +71,7 @@ def describe(model: str) -> dict[str, str]:
     """What `model info` shows of a target, and the precision that measures fastest here."""
     folder = resolve(model)
     spec, weights, name = ModelSpec.from_folder(folder), FolderWeights(folder), fingerprint(folder)
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = choose_precision("auto", spec, weights, place, name=name)
+    precision = choose_precision("auto", spec, weights, device_of("auto"), name=name)
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return {
         "model": model,

@@ -9,7 +9,7 @@ before. Speculation that does not pay is thereby off, row by row; a row changes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -213,23 +213,27 @@ class Planner:
         return {key: replace(choice.plan, expected=choice.tokens) for key, choice in chosen.items()}
 
 
+def _added(rows: int, costs: CostModel) -> Callable[[_Choice], float]:
+    """Seconds that a choice adds to a round which verifies `rows` without it."""
+    without = costs.verify(rows, 0)
+    return lambda choice: costs.verify(rows + choice.plan.length, 0) - without + choice.draft_seconds
+
+
 def _best(choices: Sequence[_Choice], ratio: float, rows: int, costs: CostModel, before: Source) -> _Choice:
     """The choice with the greatest tokens - ratio * seconds, where `rows` are verified beside its drafts."""
-    without = costs.verify(rows, 0)
+    added = _added(rows, costs)
 
     def value(choice: _Choice) -> float:
-        seconds = costs.verify(rows + choice.plan.length, 0) - without + choice.draft_seconds
-        return choice.tokens - ratio * seconds + (STAY if choice.plan.source == before else 0.0)
+        return choice.tokens - ratio * added(choice) + (STAY if choice.plan.source == before else 0.0)
 
     return max(choices, key=value)
 
 
 def _probe(choices: Sequence[_Choice], ratio: float, rows: int, costs: CostModel) -> _Choice | None:
     """The shortest draft of a source that would pay if all of a draft were right."""
-    without = costs.verify(rows, 0)
+    added = _added(rows, costs)
     for choice in choices:
-        seconds = costs.verify(rows + choice.plan.length, 0) - without + choice.draft_seconds
-        if choice.plan.length > ratio * seconds:
+        if choice.plan.length > ratio * added(choice):
             return next(other for other in choices if other.plan.source == choice.plan.source)
     return None
 
