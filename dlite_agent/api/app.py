@@ -50,6 +50,7 @@ def build_app(settings: Settings, agents: RunsSettings = NO_RUNS) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        log.info("loading", extra={"dlite": {"target": settings.model.target, "drafter": settings.model.drafter}})
         keeper, probe = StepTimeKeeper(), Probe()
 
         def load() -> Runtime:

@@ -110,12 +110,17 @@ def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
     return results + said
 
 
+_TOOL_HINTS = ("eager_input_streaming",)
+"""How finely the arguments may be streamed, which changes nothing in them."""
+
+
 def client_tools(tools: Sequence[Any] | None) -> Tools:
     """Anthropic's client tools as OpenAI function tools. Raises InvalidRequest, see `read_tools`."""
     return read_tools(tools, (None, "custom"), "client tools with a schema", _definition)
 
 
 def _definition(tool: dict[str, Any], where: str) -> tuple[JSON, str]:
+    check_fields(tool, where, "name", "description", "strict", "input_schema", *_TOOL_HINTS)
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{where}.input_schema must be a JSON schema.", param=f"{where}.input_schema")

@@ -16,7 +16,7 @@ from dlite_agent.config import Mode
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.errors import InvalidRequest, NotFound
 from dlite_agent.session.identity import session_name
-from dlite_agent.session.messages import JSON
+from dlite_agent.session.messages import JSON, check_fields
 
 
 def _whole(value: Any) -> Any:
@@ -223,6 +223,8 @@ def read_tools(tools: Sequence[Any] | None, types: Sequence[str | None], only: s
             raise InvalidRequest(f"{where} must be an object.", param=where)
         kind = tool.get("type")
         if kind not in types:
+            if not isinstance(kind, str):
+                raise InvalidRequest(f"{where}.type must be a string.", param=f"{where}.type")
             warnings.append(f"{where} of type {kind!r} was skipped: only {only} are supported")
             continue
         functions.append({"type": "function", "function": checked_function(*definition(tool, where))})
@@ -235,10 +237,14 @@ def function_tools(tools: Sequence[Any] | None) -> Tools:
 
 
 def _nested(tool: dict[str, Any], where: str) -> tuple[JSON, str]:
+    check_fields(tool, where, "function")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidRequest(f"{where}.function must be an object.", param=f"{where}.function")
     return function, f"{where}.function"
+
+
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
 def checked_function(function: JSON, where: str) -> dict[str, Any]:
@@ -250,6 +256,5 @@ def checked_function(function: JSON, where: str) -> dict[str, Any]:
         value = function.get(key)
         if value is not None and not isinstance(value, kind):
             raise InvalidRequest(f"{where}.{key} must be of type {kind.__name__}.", param=f"{where}.{key}")
-    if unknown := sorted(function.keys() - {"name", "description", "parameters", "strict"}):
-        raise InvalidRequest(f"{where}.{unknown[0]} is not supported.", param=f"{where}.{unknown[0]}")
-    return {key: value for key, value in function.items() if value is not None}
+    check_fields(function, where, *_FUNCTION_FIELDS)
+    return {key: function[key] for key in _FUNCTION_FIELDS if function.get(key) is not None}

@@ -66,12 +66,7 @@ def _reasoning(content: Any, where: str) -> str:
 
 def flat_tools(tools: Sequence[Any] | None) -> Tools:
     """Function tools, whose definition stands beside their type here. Raises InvalidRequest, see `read_tools`."""
-    return read_tools(
-        tools,
-        ("function",),
-        "function tools",
-        lambda tool, where: ({key: value for key, value in tool.items() if key != "type"}, where),
-    )
+    return read_tools(tools, ("function",), "function tools", lambda tool, where: (tool, where))
 
 
 def nested_choice(choice: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ from dlite_agent.agent.runs import RunsSettings
 from dlite_agent.api.app import NO_RUNS, build_app
 from dlite_agent.config import Settings
 from dlite_agent.errors import InvalidRequest
+
+log = logging.getLogger("dlite_agent.server")
 
 
 class JsonLines(logging.Formatter):
@@ -38,7 +41,8 @@ class JsonLines(logging.Formatter):
 class Server(uvicorn.Server):
     """Tells the application at once that a signal has come, so that it stops being ready while it drains.
 
-    A drained server ends with exit code 0; uvicorn itself would die of the signal in the end.
+    A drained server ends with exit code 0; uvicorn itself would die of the signal in the end. So does one that is still
+    loading its model: nothing has been taken that could be lost, and loading cannot be interrupted otherwise.
     """
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
@@ -46,6 +50,9 @@ class Server(uvicorn.Server):
         self._on_exit = on_exit
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.started:
+            log.info("ended before it was ready")
+            os._exit(0)
         self._on_exit()
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
@@ -101,7 +108,7 @@ def serve(settings: Settings, agents: RunsSettings = NO_RUNS) -> None:
                 f"cannot listen on {address[0]}:{address[1]}: {error.strerror}", param="port"
             ) from error
         host, port = listener.getsockname()[:2]
-        logging.getLogger("dlite_agent.server").info("listening", extra={"dlite": {"host": host, "port": port}})
+        log.info("listening", extra={"dlite": {"host": host, "port": port}})
         server.run(sockets=[listener])
     failure: Exception | None = server.config.app.state.failure  # type: ignore[union-attr]
     if failure is not None:

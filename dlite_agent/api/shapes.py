@@ -93,22 +93,30 @@ def _function(extra: Schema | None = None) -> Schema:
         "strict": _or_null(_BOOLEAN),
         **(extra or {}),
     }
-    return {**_object(properties, ["name", *(extra or {})]), "additionalProperties": False}
+    return _said(properties, ["name", *(extra or {})])
 
 
-CHAT_TOOLS = _list(_object({"type": _one_of("function"), "function": _function()}))
-FLAT_TOOLS = _list(_function({"type": _one_of("function")}))
-CLIENT_TOOLS = _list(
-    _object(
+def _tools(known: Schema, kind: str) -> Schema:
+    """Tools of the kind that is supported, and those of any other type, which are skipped with a warning."""
+    return _list(_any(known, _object({"type": {**_STRING, "not": {"enum": [kind]}}})))
+
+
+_FUNCTION_TYPE = {"type": _one_of("function")}
+CHAT_TOOLS = _tools(_said({**_FUNCTION_TYPE, "function": _function()}), "function")
+FLAT_TOOLS = _tools(_function(_FUNCTION_TYPE), "function")
+CLIENT_TOOLS = _tools(
+    _said(
         {
             "type": _or_null(_one_of("custom")),
             "name": _NAME,
             "description": _or_null(_STRING),
             "input_schema": _OBJECT,
             "strict": _or_null(_BOOLEAN),
+            "eager_input_streaming": {},
         },
         ["name", "input_schema"],
-    )
+    ),
+    "custom",
 )
 _WORD_CHOICE = _one_of("auto", "none", "required")
 CHAT_CHOICE = _any(

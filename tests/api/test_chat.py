@@ -183,6 +183,43 @@ def test_tools_of_unknown_types_are_skipped_with_a_warning(server: Live) -> None
     ]
 
 
+_FLAT = {"name": "f", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "param"),
+    [
+        ("/v1/chat/completions", {"function": {"name": "f"}}, "tools[0].type"),
+        ("/v1/chat/completions", {"type": "function", "function": {"name": "f"}, "cost": 3}, "tools[0].cost"),
+        ("/v1/chat/completions", {"type": "function", "function": {"name": "f", "cost": 3}}, "tools[0].function.cost"),
+        ("/v1/responses", _FLAT, "tools[0].type"),
+        ("/v1/responses", {"type": "function", **_FLAT, "cost": 3}, "tools[0].cost"),
+        ("/v1/messages", {"type": 3, "name": "f", "input_schema": {"type": "object"}}, "tools[0].type"),
+        ("/v1/messages", {"name": "f", "input_schema": {"type": "object"}, "cost": 3}, "tools[0].cost"),
+    ],
+)
+def test_what_a_tool_says_beyond_what_is_honoured_is_refused(server: Live, path: str, tool: Any, param: str) -> None:
+    said = {"input": "hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 1}
+    response = server.post(path, {"model": MODEL, **said, "tools": [tool]})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "tool"),
+    [
+        ("/v1/chat/completions", {"type": "function", "function": {"name": "f", "strict": None}}),
+        ("/v1/responses", {"type": "function", **_FLAT, "description": None}),
+        ("/v1/messages", {"name": "f", "input_schema": {"type": "object"}, "eager_input_streaming": True}),
+    ],
+)
+def test_hints_beside_a_tool_are_let_through(server: Live, path: str, tool: Any) -> None:
+    said = {"input": "hi", "max_output_tokens": 16} if path == "/v1/responses" else {"messages": HI, "max_tokens": 1}
+    hints = {"cache_control": {"type": "ephemeral"}, "anything": None}
+    response = server.post(path, {"model": MODEL, **said, "tools": [tool | hints]})
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 
 class Logged:
-    """A server's process and the JSON lines of its log; its `url` once it is ready."""
+    """A server's process and the JSON lines of its log, once one of them is `until`; its `url`."""
 
-    def __init__(self, command: Sequence[str], seconds: float, **environment: str) -> None:
+    def __init__(self, command: Sequence[str], seconds: float, *, until: str = "ready", **environment: str) -> None:
         self._seconds = seconds
         self._process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | environment
@@ -33,7 +33,7 @@ class Logged:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = f"http://127.0.0.1:{self.wait_for('listening')['port']}"
-        self.wait_for("ready")
+        self.wait_for(until)
 
     def _read(self) -> None:
         assert self._process.stderr is not None
@@ -59,6 +59,11 @@ class Logged:
         self._process.stderr.close()
         return code
 
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
     def kill(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
@@ -68,9 +73,9 @@ class Logged:
 class Served(Logged):
     """A server with the default model on a free port; `kill` is -9."""
 
-    def __init__(self, data: Path, *options: str, **environment: str) -> None:
+    def __init__(self, data: Path, *options: str, until: str = "ready", **environment: str) -> None:
         command = [sys.executable, "-m", "dlite_agent.cli", "serve", "--port", "0", "--dtype", "fp32", "--threads", "1"]
-        super().__init__([*command, "--data-dir", str(data), *options], 240, **environment)
+        super().__init__([*command, "--data-dir", str(data), *options], 240, until=until, **environment)
 
     def chat(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 10, "ignore_eos": True} | fields
@@ -78,11 +83,6 @@ class Served(Logged):
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
-
-    def terminate(self) -> int:
-        """SIGTERM, and the exit code."""
-        self._process.send_signal(signal.SIGTERM)
-        return self.wait()
 
     def __enter__(self) -> Served:
         return self

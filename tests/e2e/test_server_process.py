@@ -14,7 +14,7 @@ import pytest
 
 from dlite_agent.trace.events import TurnEnd
 from dlite_agent.trace.log import read_log
-from tests.e2e.processes import Logged
+from tests.e2e.processes import Logged, Served
 from tests.serving import MODEL
 
 _START = """
@@ -36,7 +36,8 @@ class Process(Logged):
         self.data = data
         super().__init__([sys.executable, "-c", _START, str(data)], 120)
 
-    def terminate(self) -> None:
+    def begin_to_end(self) -> None:
+        """SIGTERM, without waiting for what it does."""
         self._process.send_signal(signal.SIGTERM)
 
 
@@ -67,7 +68,7 @@ def test_keys_separate_and_sigterm_drains(process: Process) -> None:
     with httpx.stream("POST", url, json=body | {"stream": True}, headers=ALICE, timeout=120) as stream:
         lines = stream.iter_lines()
         next(lines)
-        process.terminate()
+        process.begin_to_end()
         rest = list(lines)
     assert rest[-2] == "data: [DONE]"
     assert json.loads(rest[-4].removeprefix("data: "))["usage"]["completion_tokens"] == 30
@@ -80,3 +81,9 @@ def test_keys_separate_and_sigterm_drains(process: Process) -> None:
     assert not log.problems
     assert [event.finish_reason for event in log.events if isinstance(event, TurnEnd)] == ["length"] * 3
     assert "secret" not in (process.data / "events.jsonl").read_text()
+
+
+def test_sigterm_ends_a_server_that_still_loads(tmp_path: Path) -> None:
+    with Served(tmp_path, until="loading") as server:
+        assert server.terminate() == 0
+        assert [line["message"] for line in server.lines][-1] == "ended before it was ready"
