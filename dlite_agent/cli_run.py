@@ -41,6 +41,7 @@ def run(
     temperature: float = 0.0,
     seed: int | None = None,
     sandbox: Annotated[str, typer.Option(help="auto, bubblewrap, unshare, landlock or plain (none).")] = "auto",
+    protect_git: Annotated[bool, typer.Option(help="Keep the repository's .git read-only for the tools.")] = True,
     server: Annotated[str | None, typer.Option(help="URL of a server to run on; --repo is then a path there.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="DLITE_API_KEY", help="For --server.")] = None,
     target: Target = DEFAULT_TARGET_NAME,
@@ -65,11 +66,11 @@ def run(
     model |= {"temperature": temperature, "tool_choice": tool_choice, "parallel_tool_calls": parallel}
     model["plan"] = plan or []
     limits: dict[str, Any] = {"turns": max_turns} | ({"output_bytes": SMALL_OUTPUT} if small else {})
-    body = None
+    body: dict[str, Any] | None = None
     if task is not None and repo is not None:
         workspace = str(repo) if server else str(repo.resolve())
         body = {"task": task, "workspace": workspace, "bundles": bundle or list(BUNDLES), "model": model}
-        body |= {"limits": limits, "sandbox": sandbox}
+        body |= {"limits": limits, "sandbox": sandbox, "protect_git": protect_git}
     if server is not None:
         assert body is not None
         if mcp or bundles_dir:

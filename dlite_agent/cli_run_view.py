@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
@@ -54,6 +55,7 @@ class RunView:
         self.card: dict[str, Any] = {}
         self._say = say or (lambda line: None)
         self._text = ""
+        self._text_ended = False
         self._began: dict[str, tuple[float, str, TurnView]] = {}
 
     def feed(self, kind: str, data: dict[str, Any]) -> None:
@@ -79,7 +81,6 @@ class RunView:
     def _on_turn_start(self, data: dict[str, Any]) -> None:
         prompt, cached = data.get("prompt_tokens") or 0, data.get("cached_tokens") or 0
         self.turns.append(TurnView(data["turn"], prompt, cached))
-        self._text = ""
         self._say(f"turn {data['turn']}: prompt {prompt} tokens, {cached} of them restored")
 
     def _on_queue(self, data: dict[str, Any]) -> None:
@@ -97,7 +98,7 @@ class RunView:
         self._turn.emitted += sum(data["advance"])
 
     def _on_turn_end(self, data: dict[str, Any]) -> None:
-        turn = self._turn
+        turn, self._text_ended = self._turn, True
         turn.tokens, turn.finish = data.get("output_tokens") or 0, data.get("finish_reason") or data.get("error") or ""
         message = data.get("message") or {}
         for call in message.get("tool_calls") or ():
@@ -131,21 +132,32 @@ class RunView:
         self._say(f"outage of {_number(seconds)} s: {data.get('reason') or 'unknown'}")
 
     def _on_text(self, data: dict[str, Any]) -> None:
-        self._text = (self._text + data["text"])[-_SHOWN_TEXT:]
+        self._write(data["text"])
 
     def _on_call(self, data: dict[str, Any]) -> None:
-        self._text = (self._text + f"\n-> {data['name']} ")[-_SHOWN_TEXT:]
+        self._write(f"\n-> {data['name']} ")
 
     def _on_arguments(self, data: dict[str, Any]) -> None:
-        self._on_text(data)
+        self._write(data["text"])
+
+    def _write(self, text: str) -> None:
+        # A turn's first words may come before its start, which waits until its prompt's figures are known.
+        if self._text_ended:
+            self._text, self._text_ended = "", False
+        self._text = (self._text + text)[-_SHOWN_TEXT:]
 
     def render(self) -> Group:
-        """The view as it stands."""
-        table = Table("turn", "prompt", "restored", "tokens", "tokens/s", "tau", *_PHASES, "tools")
-        for turn in self.turns[-_SHOWN_TURNS:]:
+        """The view as it stands, for 80 columns and more: phases that took no time are left out."""
+        shown = self.turns[-_SHOWN_TURNS:]
+        phases = [phase for phase in _PHASES if any(turn.phases[phase] >= 0.005 for turn in shown)]
+        table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
+        for name in ("turn", "prompt", "restored", "tokens", "tok/s", "tau", *phases):
+            table.add_column(name, min_width=len(name), justify="right")
+        table.add_column("tools", overflow="fold")
+        for turn in shown:
             figures = [str(turn.number), str(turn.prompt), str(turn.cached), str(turn.tokens)]
             figures += [_number(turn.speed), _number(turn.tau, 2)]
-            figures += [f"{turn.phases[phase]:.2f}" for phase in _PHASES]
+            figures += [f"{turn.phases[phase]:.2f}" for phase in phases]
             table.add_row(*figures, Text("\n".join(turn.tools.values())))
         about = self.card
         title = f"{about.get('id', '')}  {about.get('state', '')}  sandbox {about.get('sandbox', {}).get('level')}"

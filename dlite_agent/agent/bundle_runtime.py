@@ -30,6 +30,7 @@ _SUBMISSION_BYTES = 64 << 20
 _STATE_BYTES = 1 << 20
 _PATH_BYTES = 4096
 _KEPT = ".dlite"
+_SWE_AGENT_MARK = "<<SWE_AGENT_SUBMISSION>>\n"
 _SHELL_OWN = {"PWD", "OLDPWD", "SHLVL", "_", "BASH_ENV"}
 _SNAPSHOT = "env -0 > {kept}/env && declare -f > {kept}/functions"
 
@@ -56,6 +57,7 @@ class BundleRuntime:
         self._inside = sandbox.home / _KEPT
         self._env: dict[str, str] = {}
         self._functions = ""
+        self._printed: Submission | None = None
 
     @classmethod
     async def open(cls, sandbox: Sandbox, folders: Sequence[Path], hidden: Collection[str] = ()) -> BundleRuntime:
@@ -94,16 +96,17 @@ class BundleRuntime:
         started = time.monotonic()
         state = await self._state()
         outcome = _outcome(name, result)
+        self._printed = await asyncio.to_thread(_printed_submission, outcome) or self._printed
         return replace(outcome, state=state, state_seconds=time.monotonic() - started)
 
     def submission(self) -> Submission | None:
-        """The last submission of this sandbox, if any."""
+        """The last submission of this sandbox, if any: what our `submit` left in files, or SWE-agent's printed."""
         try:
             answer, patch = (
                 self._home.read_bytes(f"{_KEPT}/submission/{name}", _SUBMISSION_BYTES) for name in ("answer", "patch")
             )
         except NotFound:
-            return None
+            return self._printed
         return Submission(answer.decode("utf-8", "replace"), patch.decode("utf-8", "replace"))
 
     def _copy(self) -> None:
@@ -136,7 +139,7 @@ class BundleRuntime:
             folder = shlex.quote(str(self.sandbox.home / "tools" / bundle.name))
             steps.append(f"cd {folder} && . ./install.sh || {{ echo 'install.sh of {bundle.name} failed'; exit 1; }}")
         steps.append(_SNAPSHOT.format(kept=shlex.quote(str(self._inside))))
-        result = await self.sandbox.run(["bash", "-c", "\n".join(steps)], env=self._env, limits=limits)
+        result = await self.sandbox.run(["bash", "-c", "\n".join(steps)], env=self._env | self._places(), limits=limits)
         if result.exit_code != 0:
             file = installers[-1].folder / "install.sh"
             raise BundleError(file, "", f"installing failed ({result.reason}): {result.output[-2000:].strip()}")
@@ -161,13 +164,18 @@ class BundleRuntime:
         script = f"{self._functions}{line}\n".encode("utf-8", "surrogateescape")
         self._home.remove(f"{_KEPT}/{name}")
         self._home.write_bytes(f"{_KEPT}/{name}", script)
-        env = self._env | {"DLITE_WORKSPACE": str(self.sandbox.paths.root)} | dict(extra)
+        env = self._env | self._places() | dict(extra)
         try:
             return await self.sandbox.run(
                 ["bash", str(self._inside / name)], cwd=self.cwd, env=env, on_output=on_output
             )
         finally:
             self._home.remove(f"{_KEPT}/{name}")
+
+    def _places(self) -> dict[str, str]:
+        """Where tools find workspace and home; the last two are SWE-agent's names for them."""
+        root, home = str(self.sandbox.paths.root), str(self.sandbox.home)
+        return {"DLITE_WORKSPACE": root, "ROOT": root, "ENV_DIR": home}
 
     def _follow(self, name: str) -> None:
         """Keep the folder a call ended in, if it is one of the workspace."""
@@ -213,6 +221,18 @@ def _outcome(name: str, result: SandboxResult) -> ToolOutcome:
         elided=result.elided,
         full_output=result.full_output,
     )
+
+
+def _printed_submission(outcome: ToolOutcome) -> Submission | None:
+    """The patch that a submit tool of SWE-agent prints between two marks."""
+    if outcome.exit_code != 0 or _SWE_AGENT_MARK not in outcome.output:
+        return None
+    text = outcome.output
+    if outcome.full_output is not None:
+        with outcome.full_output.open("rb") as file:
+            text = file.read(_SUBMISSION_BYTES).decode("utf-8", "replace")
+    parts = text.split(_SWE_AGENT_MARK)
+    return Submission("", _SWE_AGENT_MARK.join(parts[1:-1])) if len(parts) > 2 else None
 
 
 def _exported(snapshot: bytes, base: Mapping[str, str]) -> dict[str, str]:

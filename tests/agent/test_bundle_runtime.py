@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlite_agent.agent.bundle_runtime import BundleRuntime
+from dlite_agent.agent.bundle_runtime import BundleRuntime, Submission
 from dlite_agent.agent.bundles import BundleError
 from dlite_agent.agent.sandbox import Level, Sandbox
 from dlite_agent.errors import InvalidRequest, NotFound
@@ -15,6 +15,7 @@ from dlite_agent.paths import content_dir
 from tests.agent.support import CONFINED, PRIVATE, STRONGEST, with_sandbox, workspace_in
 
 NOTEBOOK = Path(__file__).parent / "bundles" / "notebook"
+HAND_IN = NOTEBOOK.parent / "hand_in"
 SHELL = content_dir("tools") / "shell"
 
 
@@ -75,6 +76,29 @@ def test_shell_keeps_the_folder_and_nothing_else(tmp_path: Path, level: Level) -
         assert failed.exit_code not in (0, None)
 
     with_sandbox(tmp_path, level, work)
+
+
+@pytest.mark.parametrize("level", CONFINED)
+@pytest.mark.parametrize("lines", [0, 1, 40_000])
+def test_what_swe_agents_submit_prints_is_the_submission(tmp_path: Path, level: Level, lines: int) -> None:
+    root = workspace_in(tmp_path)
+    patch = "".join(f"+line {i} <<SWE_AGENT_SUBMISSION>> of the patch\n" for i in range(lines))
+    (root / "patch").write_text(patch)
+
+    async def work(sandbox: Sandbox) -> None:
+        runtime = await BundleRuntime.open(sandbox, [HAND_IN])
+        assert runtime.submission() is None
+        asked = await runtime.call("submit", {})
+        assert asked.output == "Look at it once more.\n"
+        assert runtime.submission() is None
+        done = await runtime.call("submit", {})
+        assert done.exit_code == 0
+        assert (done.elided > 0) == (lines > 1)
+        assert runtime.submission() == Submission("", patch)
+        await runtime.call("submit", {})
+        assert runtime.submission() == Submission("", patch), "a failed one leaves the last as it was"
+
+    with_sandbox(tmp_path, level, work, protect_git=False)
 
 
 def test_links_planted_in_the_home_do_not_lead_the_server_out(tmp_path: Path) -> None:
