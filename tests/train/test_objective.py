@@ -15,7 +15,7 @@ from dlite_agent.model.drafter import Drafter
 from dlite_agent.model.spec import ModelSpec
 from dlite_agent.train.anchors import Batch, Examples
 from dlite_agent.train.losses import position_weights, top_losses, weighted_mean
-from dlite_agent.train.objective import Objective, Stage, stage
+from dlite_agent.train.objective import Objective, Stage, blurred, stage
 from dlite_agent.train.settings import History, Loss, Optimizer, TwoStage
 from dlite_agent.train.store import open_shards
 from dlite_agent.train.teacher import Teacher
@@ -73,9 +73,12 @@ def test_the_sampled_loss_is_the_weighted_loss_on_average(
     assert torch.stack(found).mean().item() == pytest.approx(exact.item(), rel=0.03)
 
 
-def test_parts_of_a_batch_add_up_to_the_whole(train_cache: Path, spec: ModelSpec, tables: TargetTables) -> None:
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_parts_of_a_batch_add_up_to_the_whole(
+    train_cache: Path, spec: ModelSpec, tables: TargetTables, noise: float
+) -> None:
     model = drafter(spec)
-    objective = _objective(train_cache, model, tables)
+    objective = _objective(train_cache, model, tables, feature_noise=noise)
     examples = Examples(open_shards(train_cache), model)
     anchors = examples.generated.take(np.arange(10))
     sample = objective.sample(torch.from_numpy(anchors.valid(4)), torch.Generator().manual_seed(3))
@@ -85,6 +88,23 @@ def test_parts_of_a_batch_add_up_to_the_whole(train_cache: Path, spec: ModelSpec
         for a, b in ((0, 4), (4, 10))
     ]
     torch.testing.assert_close(sum(parts), whole)
+
+
+def test_noise_is_in_proportion_to_each_states_size_and_leaves_history_alone(
+    train_cache: Path, spec: ModelSpec, tables: TargetTables
+) -> None:
+    model = drafter(spec)
+    objective = _objective(train_cache, model, tables, feature_noise=0.5)
+    taps, hidden = len(model.config.target_layer_ids), tables.embedding.shape[1]
+    sizes = torch.tensor([0.1, 3.0, 50.0])[:, None, None]
+    centre = -model.layer_depth_embedding(model.tap_ids).detach()
+    features = torch.cat((centre + sizes * torch.ones(3, taps, hidden), torch.full((3, 5, hidden), 7.0)), dim=1)
+    sample = objective.sample(torch.ones(3, 4, dtype=torch.bool), torch.Generator().manual_seed(0))
+    assert sample.noise is not None
+    moved = blurred(model, features, sample.noise)
+    torch.testing.assert_close(moved[:, :taps] - features[:, :taps], sample.noise * sizes, rtol=1e-3, atol=1e-4)
+    assert sample.noise.std().item() == pytest.approx(0.5, rel=0.1)
+    assert torch.equal(moved[:, taps:], features[:, taps:])
 
 
 def test_the_teachers_part_is_the_forward_divergence_of_the_drafts_taken(

@@ -23,8 +23,8 @@ from tests.train.conftest import run_settings
 
 STEPS = 24
 ROUTES: dict[str, dict[str, Any]] = {
-    "direct": {"scheduled_sampling": 0.3, "short_block": 3},
-    "teacher": {"history": {"window": 6}},
+    "direct": {"scheduled_sampling": 0.3, "short_block": 3, "feature_noise": 0.2},
+    "teacher": {"history": {"window": 6}, "feature_noise": 0.2},
     "two-stage": {},
 }
 
