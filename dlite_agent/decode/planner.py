@@ -9,8 +9,10 @@ before. Speculation that does not pay is thereby off, row by row; a row changes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -125,7 +127,10 @@ NOTHING = Plan()
 
 
 class _Choice(NamedTuple):
-    plan: Plan
+    """Something a row could draft; plain values, as a round weighs dozens of them for each row."""
+
+    source: Source
+    length: int
     tokens: float
     draft_seconds: float
 
@@ -162,19 +167,19 @@ class Planner:
         length = 0 if turn.mode == "ar" or turn.state.features is None else turn.draft_length(len(self.prior))
         return Plan("dlite", length) if length else NOTHING
 
-    def _choices(self, turn: Turn, drafting: int) -> list[_Choice]:
+    def _choices(self, turn: Turn, match: Match | None, drafting: int) -> list[_Choice]:
         """Everything a row could do. A pass of the drafter is shared by the `drafting` rows of the round before."""
         costs, odds = self.costs, self._odds(turn)
-        choices = [_Choice(NOTHING, 1.0, 0.0)]
-        match, longest = _match(turn), turn.draft_length(MAX_DRAFT)
+        choices = [_Choice("none", 0, 1.0, 0.0)]
+        longest = turn.draft_length(MAX_DRAFT)
         if match is not None:
             gains = odds.suffix(match)
-            choices += [_Choice(Plan("suffix", k, match), gains[k - 1], 0.0) for k in range(1, longest + 1)]
+            choices += [_Choice("suffix", k, gains[k - 1], 0.0) for k in range(1, longest + 1)]
         if turn.state.features is not None:
             gains = odds.dlite()
             for k in range(1, min(len(gains), longest) + 1):
                 seconds = 0.0 if costs is None else costs.draft(k, drafting) / drafting
-                choices.append(_Choice(Plan("dlite", k), gains[k - 1], seconds))
+                choices.append(_Choice("dlite", k, gains[k - 1], seconds))
         return choices
 
     def _odds(self, turn: Turn) -> Odds:
@@ -190,51 +195,64 @@ class Planner:
 
     def _mixed(self, mixed: Sequence[Turn], fixed: dict[int, Plan], turns: Sequence[Turn]) -> dict[int, Plan]:
         drafting = max(1, sum(self._sources.get(id(turn)) == "dlite" for turn in turns))
-        options = {id(turn): self._choices(turn, drafting) for turn in mixed}
+        matches = {id(turn): _match(turn) for turn in mixed}
+        options = {id(turn): self._choices(turn, matches[id(turn)], drafting) for turn in mixed}
+
+        def plans(chosen: dict[int, _Choice]) -> dict[int, Plan]:
+            return {
+                key: Plan(
+                    choice.source, choice.length, matches[key] if choice.source == "suffix" else None, choice.tokens
+                )
+                for key, choice in chosen.items()
+            }
+
         costs = self.costs
         if costs is None:
-            return {key: max(choices, key=lambda c: c.tokens).plan for key, choices in options.items()}
+            return plans({key: max(choices, key=lambda c: c.tokens) for key, choices in options.items()})
         positions = sum(turn.state.boundary for turn in turns)
-        rows = len(turns) + sum(plan.length for plan in fixed.values())
+        rows = total = len(turns) + sum(plan.length for plan in fixed.values())
+        seconds_of = cache(lambda count: costs.verify(count, 0))
         ratio = self._ratio or len(turns) / (costs.verify(rows, positions) + costs.rest)
         chosen = {key: choices[0] for key, choices in options.items()}
         for _ in range(ROUNDS):
+            before = dict(chosen)
             for key, choices in options.items():
-                others = rows + sum(choice.plan.length for choice in chosen.values()) - chosen[key].plan.length
-                chosen[key] = _best(choices, ratio, others, costs, self._sources.get(key, "none"))
-            total = rows + sum(choice.plan.length for choice in chosen.values())
+                others = total - chosen[key].length
+                chosen[key] = _best(choices, ratio, others, seconds_of, self._sources.get(key, "none"))
+                total = others + chosen[key].length
             seconds = costs.verify(total, positions) + costs.rest + sum(c.draft_seconds for c in chosen.values())
             ratio = (sum(choice.tokens for choice in chosen.values()) + len(fixed)) / seconds
+            if chosen == before:
+                break
         self._ratio = ratio
-        self._idle = {key: self._idle.get(key, 0) + 1 for key, choice in chosen.items() if not choice.plan.length}
+        self._idle = {key: self._idle.get(key, 0) + 1 for key, choice in chosen.items() if not choice.length}
         for key in [key for key, idle in self._idle.items() if idle >= PROBE]:
             self._idle[key] = 0
-            chosen[key] = _probe(options[key], ratio, total, costs) or chosen[key]
-        return {key: replace(choice.plan, expected=choice.tokens) for key, choice in chosen.items()}
+            chosen[key] = _probe(options[key], ratio, total, seconds_of) or chosen[key]
+        return plans(chosen)
 
 
-def _added(rows: int, costs: CostModel) -> Callable[[_Choice], float]:
-    """Seconds that a choice adds to a round which verifies `rows` without it."""
-    without = costs.verify(rows, 0)
-    return lambda choice: costs.verify(rows + choice.plan.length, 0) - without + choice.draft_seconds
-
-
-def _best(choices: Sequence[_Choice], ratio: float, rows: int, costs: CostModel, before: Source) -> _Choice:
+def _best(
+    choices: Sequence[_Choice], ratio: float, rows: int, seconds_of: Callable[[int], float], before: Source
+) -> _Choice:
     """The choice with the greatest tokens - ratio * seconds, where `rows` are verified beside its drafts."""
-    added = _added(rows, costs)
-
-    def value(choice: _Choice) -> float:
-        return choice.tokens - ratio * added(choice) + (STAY if choice.plan.source == before else 0.0)
-
-    return max(choices, key=value)
-
-
-def _probe(choices: Sequence[_Choice], ratio: float, rows: int, costs: CostModel) -> _Choice | None:
-    """The shortest draft of a source that would pay if all of a draft were right."""
-    added = _added(rows, costs)
+    without, best, most = seconds_of(rows), choices[0], -math.inf
     for choice in choices:
-        if choice.plan.length > ratio * added(choice):
-            return next(other for other in choices if other.plan.source == choice.plan.source)
+        source, length, tokens, seconds = choice
+        value = tokens - ratio * (seconds_of(rows + length) - without + seconds)
+        if source == before:
+            value += STAY
+        if value > most:
+            best, most = choice, value
+    return best
+
+
+def _probe(choices: Sequence[_Choice], ratio: float, rows: int, seconds_of: Callable[[int], float]) -> _Choice | None:
+    """The shortest draft of a source that would pay if all of a draft were right."""
+    for choice in choices:
+        added = seconds_of(rows + choice.length) - seconds_of(rows) + choice.draft_seconds
+        if choice.length > ratio * added:
+            return next(other for other in choices if other.source == choice.source)
     return None
 
 
