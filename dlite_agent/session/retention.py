@@ -12,6 +12,7 @@ All functions take the time as an argument; the engine drives them with its cloc
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -239,15 +240,20 @@ class Retention:
     ttl: dict[Tier, float] = field(default_factory=lambda: {Tier.DEVICE: 600.0, Tier.HOST: 3600.0, Tier.DISK: 86_400.0})
     counts: Counter[str] = field(default_factory=Counter)
     paused: dict[str, Paused] = field(default_factory=dict)
+    _tokens: Counter[Tier] = field(default_factory=Counter, init=False)
+    _due: list[tuple[float, str]] = field(default_factory=list, init=False)
+    """A heap of times; one that is no longer its session's is stale."""
 
     def pause(self, session: str, tokens: int, tool: str, now: float) -> list[Move]:
         """A turn has ended with a call of a tool (or "user"); its KV is on the device."""
+        self._forget(session)
         self.paused[session] = Paused(session, tokens, tool, now)
+        self._tokens[Tier.DEVICE] += tokens
         return self._settle([session], now)
 
     def resume(self, session: str, now: float) -> Paused | None:
         """A session is back, or its turn begins for another reason; says in which tier it is. None if not paused."""
-        found = self.paused.pop(session, None)
+        found = self._forget(session)
         if found is not None:
             self.waits.observe(found.tool, max(now - found.since, 0.0))
             if found.prefetched:
@@ -256,17 +262,35 @@ class Retention:
 
     def close(self, session: str, *, given_up: bool = False) -> None:
         """A session has ended; given_up counts it as a wait without end."""
-        found = self.paused.pop(session, None)
+        found = self._forget(session)
         if found is not None and given_up:
             self.waits.observe(found.tool, math.inf)
 
     def next_due(self) -> float:
         """When `tick` has something to do; infinite if never."""
-        return min((p.due for p in self.paused.values()), default=math.inf)
+        while self._due:
+            at, session = self._due[0]
+            paused = self.paused.get(session)
+            if paused is not None and paused.due == at:
+                return at
+            heapq.heappop(self._due)
+        return math.inf
 
     def tick(self, now: float) -> list[Move]:
         """Carry out what is due."""
-        return self._settle([p.session for p in self.paused.values() if p.due <= now], now)
+        sessions = []
+        while self.next_due() <= now:
+            sessions.append(heapq.heappop(self._due)[1])
+        return self._settle(list(dict.fromkeys(sessions)), now)
+
+    def not_brought(self, session: str, source: Tier, now: float) -> None:
+        """A session that was to come back to the device could not, and is where it was."""
+        paused = self.paused.get(session)
+        if paused is None:
+            return
+        self._place(paused, source)
+        paused.prefetched = False
+        self._wake(paused, max(paused.since + self._limit(source), now + _INSTANT))
 
     def reclaim(self, need: float, now: float) -> list[Move]:
         """Free at least `need` bytes of the device, or all that paused sessions hold there."""
@@ -274,7 +298,24 @@ class Retention:
 
     def held(self, tier: Tier) -> float:
         """Bytes of paused sessions in a tier."""
-        return sum(p.tokens for p in self.paused.values() if p.tier == tier) * self.costs.bytes_per_token
+        return self._tokens[tier] * self.costs.bytes_per_token
+
+    def _forget(self, session: str) -> Paused | None:
+        paused = self.paused.pop(session, None)
+        if paused is not None:
+            self._tokens[paused.tier] -= paused.tokens
+        return paused
+
+    def _place(self, paused: Paused, tier: Tier) -> None:
+        self._tokens[paused.tier] -= paused.tokens
+        self._tokens[tier] += paused.tokens
+        paused.tier = tier
+
+    def _wake(self, paused: Paused, at: float) -> None:
+        """Plan the session anew then."""
+        paused.due = at
+        if at < math.inf:
+            heapq.heappush(self._due, (at, paused.session))
 
     def _settle(self, sessions: list[str], now: float) -> list[Move]:
         moves: list[Move] = []
@@ -298,16 +339,15 @@ class Retention:
             return [move, *self._follow(paused, now)]
         made = plan(self.costs, paused.tokens, paused.tier, self.waits.rest(paused.tool, elapsed))
         paused.priced = now, made
-        paused.due = now + limit - elapsed
-        if not made.moves:
-            return []
-        after, tier = made.moves[0]
+        after, tier = made.moves[0] if made.moves else (math.inf, paused.tier)
         if after > _INSTANT:
-            paused.due = min(now + after, paused.due)
+            self._wake(paused, now + min(after, limit - elapsed))
             return []
-        if tier < paused.tier and not self._fits(paused, tier):
+        if tier < paused.tier and not (elapsed < self._limit(tier) - _INSTANT and self._fits(paused, tier)):
+            self._wake(paused, now + limit - elapsed)
             return []
-        paused.due = max(now + min([self._limit(tier) - elapsed, *(at for at, _ in made.moves[1:2])]), now + _INSTANT)
+        following = min([self._limit(tier) - elapsed, *(at for at, _ in made.moves[1:2])])
+        self._wake(paused, now + max(following, _INSTANT))
         return [self._move(paused, tier, "prefetch" if tier < paused.tier else "plan")]
 
     def _price(self, paused: Paused, now: float) -> Plan:
@@ -329,7 +369,7 @@ class Retention:
         if paused.prefetched:
             self.counts["prefetch.wasted"] += 1
         paused.prefetched = cause == "prefetch"
-        paused.tier = tier
+        self._place(paused, tier)
         self.counts[f"{move.source.name.lower()}.{cause}"] += 1
         return move
 
@@ -352,5 +392,5 @@ class Retention:
                 break
             excess -= paused.tokens * self.costs.bytes_per_token
             moves.append(self._move(paused, lower, cause))
-            paused.due = now + _AGAIN
+            self._wake(paused, now + _AGAIN)
         return moves

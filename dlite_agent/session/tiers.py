@@ -7,7 +7,6 @@ costs nothing while the device has room, and the full price when it is nearly fu
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -189,6 +188,6 @@ class Tiers:
                 raise KVExhausted(fetched.reason or "nothing to bring")
             self._states.place(move.session, fetched.state)
         except KVExhausted:
-            paused.tier, paused.prefetched, paused.due = move.source, False, math.inf
+            self.retention.not_brought(move.session, move.source, time.monotonic())
             return
         self.host.drop(move.session)

@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,14 +133,19 @@ def test_caps_hold_after_every_step() -> None:
     assert set(keeper.paused) == there
 
 
-def test_nothing_is_held_for_ever() -> None:
-    keeper = policy()
+@pytest.mark.parametrize("price", [0.0, 0.3, 1.0])
+def test_nothing_is_held_for_ever(price: float) -> None:
+    """Nor moved to and fro, where an idle device seems to cost nothing."""
+    keeper = policy(costs=replace(COSTS, device_price=price))
     keeper.pause("s", TOKENS, "ls", 0.0)
     tiers, now = [keeper.paused["s"].tier], 0.0
     while (due := keeper.next_due()) < math.inf:
         assert due > now
         now = due
-        tiers += [move.target for move in keeper.tick(now)]
+        for move in keeper.tick(now):
+            assert now <= keeper.ttl.get(move.target, math.inf), "brought to a tier that it has to leave at once"
+            tiers.append(move.target)
+        assert len(tiers) < 12, tiers
     assert tiers[-1] == Tier.DROPPED
     assert now <= keeper.ttl[Tier.DISK]
     found = keeper.resume("s", now + 1)
@@ -171,6 +177,40 @@ def test_pressure_takes_what_loses_least() -> None:
     keeper.reclaim(1e15, 0.02)
     assert keeper.held(Tier.DEVICE) == 0
     assert keeper.counts["device.pressure"] == 2
+
+
+def test_what_could_not_be_brought_stays_for_the_time_that_its_tier_has() -> None:
+    keeper = policy(costs=replace(COSTS, device_price=0.0))
+    keeper.pause("s", TOKENS, "ls", 0.0)
+    assert keeper.paused["s"].tier == Tier.DEVICE
+    keeper.not_brought("s", Tier.HOST, 20.0)
+    assert (keeper.held(Tier.DEVICE), keeper.held(Tier.HOST)) == (0, TOKENS * 1e5)
+    assert keeper.next_due() == keeper.ttl[Tier.HOST]
+    keeper.not_brought("gone", Tier.HOST, 20.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_held_and_what_is_due_agree_with_the_paused_sessions(seed: int) -> None:
+    source = random.Random(seed)
+    costs = replace(COSTS, device_price=source.choice([0.0, 0.2, 1.0]))
+    keeper = policy(device=source.choice([3, 1e6]) * TOKENS * 1e5, host=5 * TOKENS * 1e5, costs=costs)
+    now = 0.0
+    for _ in range(120):
+        now += source.choice([source.expovariate(1.0), source.expovariate(0.01)])
+        keeper.tick(now)
+        name = f"s{source.randrange(12)}"
+        if name not in keeper.paused or source.random() < 0.2:
+            keeper.pause(name, source.randrange(TOKENS), source.choice(["ls", "make"]), now)
+        elif source.random() < 0.2:
+            keeper.close(name)
+        elif source.random() < 0.2:
+            keeper.reclaim(1.0, now)
+        else:
+            keeper.resume(name, now)
+        for tier in Tier:
+            tokens = sum(paused.tokens for paused in keeper.paused.values() if paused.tier == tier)
+            assert keeper.held(tier) == tokens * 1e5
+        assert keeper.next_due() == min((paused.due for paused in keeper.paused.values()), default=math.inf)
 
 
 def test_prefetches_are_counted_as_used_or_wasted() -> None:
