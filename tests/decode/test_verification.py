@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dlite_agent.config import Mode
 from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import DRAFT, Sampler, SamplingParams, Window, draw, filtered, verify
 from dlite_agent.decode.state import DecodeState
 from dlite_agent.model.target import Rows, Target
 from tests.decode.reference import Vector, p_value, probabilities
-from tests.helpers import CPU, MODES, prompt, run_turn
+from tests.helpers import CPU, prompt, run_turn
 
 SAMPLES = 20_000
 LEAST = 1e-4
@@ -164,13 +166,15 @@ def test_a_planted_fault_is_seen_in_a_batch_of_eight() -> None:
     assert together.p_value() < LEAST
 
 
-def first_tokens(decoder: Decoder, paused: DecodeState, params: SamplingParams, samples: int) -> tuple[Vector, int]:
+def first_tokens(
+    decoder: Decoder, paused: DecodeState, params: SamplingParams, samples: int, mode: Mode
+) -> tuple[Vector, int]:
     """Counts of the first token after `paused` over many seeds, in batches of 16, and how many were accepted drafts."""
     counts, accepted, batch = np.zeros(decoder.target.spec.vocab_size), 0, 16
     for first in range(0, samples, batch):
         states = [paused.fork() for _ in range(batch)]
         turns = [
-            decoder.begin(state, [], replace(params, seed=first + i), max_new_tokens=2)
+            decoder.begin(state, [], replace(params, seed=first + i), max_new_tokens=2, mode=mode)
             for i, state in enumerate(states)
         ]
         decoder.step(turns)
@@ -181,22 +185,50 @@ def first_tokens(decoder: Decoder, paused: DecodeState, params: SamplingParams, 
     return counts, accepted
 
 
-def first_token_p_value(decoder: Decoder, params: SamplingParams, samples: int) -> float:
+def next_logits(decoder: Decoder, ids: Sequence[int]) -> Vector:
+    kv = decoder.pool.sequence()
+    kv.reserve(len(ids))
+    logits: Vector = decoder.target.forward([Rows(kv, torch.tensor(ids))]).logits[-1].numpy()
+    kv.free()
+    return logits
+
+
+def first_token_p_value(
+    decoder: Decoder, paused: DecodeState, params: SamplingParams, samples: int, mode: Mode = "dlite"
+) -> float:
+    counts, accepted = first_tokens(decoder, paused, params, samples, mode)
+    assert 0.1 * samples < accepted < 0.9 * samples, "both outcomes of a verification must be common"
+    return p_value(counts, probabilities(next_logits(decoder, paused.ids), params, paused.ids, []) * samples)
+
+
+def after_a_turn(decoder: Decoder) -> DecodeState:
     paused = decoder.open()
     run_turn(decoder, paused, prompt(12), max_new_tokens=5)
-    kv = decoder.pool.sequence()
-    kv.reserve(len(paused.ids))
-    logits = decoder.target.forward([Rows(kv, torch.tensor(paused.ids))]).logits[-1]
-    counts, accepted = first_tokens(decoder, paused, params, samples)
-    assert 0.1 * samples < accepted < 0.9 * samples, "both outcomes of a verification must be common"
-    return p_value(counts, probabilities(logits.numpy(), params, paused.ids, []) * samples)
+    return paused
 
 
 ROUND = SamplingParams(temperature=4.0, verification="rejection", top_p=0.95)
 
 
 def test_whole_rounds_keep_the_distribution(make_decoder: Callable[..., Decoder]) -> None:
-    assert first_token_p_value(make_decoder(positions=10**6), ROUND, 960) > LEAST
+    decoder = make_decoder(positions=10**6)
+    assert first_token_p_value(decoder, after_a_turn(decoder), ROUND, 960) > LEAST
+
+
+@pytest.mark.parametrize("mode", ["suffix", "mixed"])
+@pytest.mark.parametrize("verification", ["match", "rejection"])
+def test_copied_drafts_keep_the_distribution(
+    mode: Mode, verification: Literal["match", "rejection"], make_decoder: Callable[..., Decoder]
+) -> None:
+    """Whatever the turn before ended with has stood after `again` before, and `again` after it."""
+    decoder, again = make_decoder(positions=10**6), 7
+    pairs = [id for token in range(decoder.target.spec.vocab_size) for id in (again, token)]
+    paused = decoder.open()
+    run_turn(decoder, paused, [*pairs, *prompt(12), again], max_new_tokens=1)
+    logits = next_logits(decoder, paused.ids)
+    likely = {again: float(logits.max() - logits[again])}
+    params = replace(ROUND, verification=verification, logit_bias=likely)
+    assert first_token_p_value(decoder, paused, params, 480, mode) > LEAST
 
 
 @pytest.mark.soak
@@ -204,7 +236,8 @@ def test_whole_rounds_keep_the_distribution(make_decoder: Callable[..., Decoder]
 def test_whole_rounds_keep_the_distribution_at_length(
     params: SamplingParams, make_decoder: Callable[..., Decoder]
 ) -> None:
-    assert first_token_p_value(make_decoder(positions=10**6), params, SAMPLES) > LEAST
+    decoder = make_decoder(positions=10**6)
+    assert first_token_p_value(decoder, after_a_turn(decoder), params, SAMPLES) > LEAST
 
 
 SAMPLED = {
@@ -221,8 +254,8 @@ SAMPLED = {
 def test_match_draws_the_tokens_of_the_autoregressive_run(setting: str, make_decoder: Callable[..., Decoder]) -> None:
     decoder, params = make_decoder(), SAMPLED[setting]
     for i in range(3):
-        runs = [run_turn(decoder, decoder.open(), prompt(15, i), params, mode=mode)[0] for mode in MODES]
-        assert runs[0].generated == runs[1].generated
+        runs = [run_turn(decoder, decoder.open(), prompt(15, i), params, mode=mode)[0] for mode in get_args(Mode)]
+        assert all(run.generated == runs[0].generated for run in runs)
         assert len(set(runs[0].generated)) > 5
 
 
