@@ -75,8 +75,8 @@ def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
             reasoning += block["thinking"]
         elif kind == "tool_use":
             name, given = block.get("name"), block.get("input")
-            if not isinstance(name, str) or not isinstance(given, dict):
-                raise InvalidRequest(f"{where}[{i}] needs a name and an input object.", param=f"{where}[{i}]")
+            if not isinstance(name, str) or not isinstance(given, dict) or not isinstance(block.get("id"), str):
+                raise InvalidRequest(f"{where}[{i}] needs id, name and an input object.", param=f"{where}[{i}]")
             arguments = json.dumps(given, ensure_ascii=False)
             calls.append(
                 {"id": block.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -96,9 +96,8 @@ def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
             if not isinstance(block.get("tool_use_id"), str):
                 raise InvalidRequest(f"{where}[{i}].tool_use_id must be a string.", param=f"{where}[{i}].tool_use_id")
             content = block.get("content")
-            text = "\n".join(_texts(content, f"{where}[{i}].content")) if isinstance(content, list) else content or ""
-            if not isinstance(text, str):
-                raise InvalidRequest(f"{where}[{i}].content must be text.", param=f"{where}[{i}].content")
+            texts_in_it = "" if content is None else _texts(content, f"{where}[{i}].content")
+            text = texts_in_it if isinstance(texts_in_it, str) else "\n".join(texts_in_it)
             if not isinstance(block.get("is_error"), bool | None):
                 raise InvalidRequest(f"{where}[{i}].is_error must be a boolean.", param=f"{where}[{i}].is_error")
             if block.get("is_error"):
@@ -131,10 +130,14 @@ def openai_choice(choice: Any) -> tuple[Any, bool]:
     """`tool_choice` in OpenAI's words, and whether parallel calls are allowed. Raises InvalidRequest."""
     if choice is None:
         return "auto", True
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    words: dict[Any, Any] = {"auto": "auto", "any": "required", "none": "none"}
-    if kind == "tool" and isinstance(choice.get("name"), str):
-        words["tool"] = {"type": "function", "function": {"name": choice["name"]}}
-    if kind not in words:
+    choice = choice if isinstance(choice, dict) else {}
+    kind, name, single = choice.get("type"), choice.get("name"), choice.get("disable_parallel_tool_use")
+    words: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+    if kind == "tool" and isinstance(name, str) and 0 < len(name) <= 256:
+        words["tool"] = {"type": "function", "function": {"name": name}}
+    if not isinstance(kind, str) or kind not in words:
         raise InvalidRequest("tool_choice.type must be auto, any, none, or tool with a name.", param="tool_choice")
-    return words[kind], not choice.get("disable_parallel_tool_use")
+    if not isinstance(single, bool | None):
+        where = "tool_choice.disable_parallel_tool_use"
+        raise InvalidRequest(f"{where} must be a boolean.", param=where)
+    return words[kind], not single

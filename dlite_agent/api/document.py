@@ -19,7 +19,7 @@ from dlite_agent.api.runs import FollowUp
 from dlite_agent.api.security import OPEN_PATHS
 from dlite_agent.api.service import Service
 from dlite_agent.api.sessions import ForkRequest
-from dlite_agent.api.shapes import ANTHROPIC_ERROR, OPENAI_ERROR, RESPONSES
+from dlite_agent.api.shapes import ANTHROPIC_ERROR, OPENAI_ERROR, RESPONSES, SERVER_SENT
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
@@ -59,11 +59,11 @@ def _document(app: FastAPI) -> dict[str, Any]:
             if path in BODIES and method == "post":
                 operation["requestBody"] = _body(BODIES[path], schemas, required="fork" not in path)
             if path in STREAMS and method == "post":
-                ok["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+                ok["content"]["text/event-stream"] = {"schema": SERVER_SENT}
     document["paths"]["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     for path in ("/v1/sessions/{session_id}/events", "/v1/agents/runs/{run_id}/events"):
         events = document["paths"][path]["get"]["responses"]["200"]
-        events["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        events["content"] = {"text/event-stream": {"schema": SERVER_SENT}}
     _link(document["paths"])
     service: Service = app.state.service
     for schema in schemas.values():

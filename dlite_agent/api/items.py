@@ -19,6 +19,10 @@ _ITEMS = {
 }
 
 
+_CALLS = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id",)}
+"""Texts that an item of a call cannot do without."""
+
+
 def openai_messages(given: str | Sequence[Any]) -> list[dict[str, Any]]:
     """Input as chat messages.
 
@@ -33,12 +37,16 @@ def openai_messages(given: str | Sequence[Any]) -> list[dict[str, Any]]:
 def _message(item: Any, where: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise InvalidRequest(f"{where} must be an object.", param=where)
-    kind = item.get("type") or "message"
+    kind = "message" if item.get("type") is None else item["type"]
     if not isinstance(kind, str) or kind not in _ITEMS:
         raise InvalidRequest(f"{where}.type {kind!r} is not supported.", param=f"{where}.type")
     check_fields(item, where, *_ITEMS[kind])
     if kind == "message":
         return {"role": item.get("role"), "content": item.get("content")}
+    if kind in _CALLS:
+        for field in _CALLS[kind]:
+            if not isinstance(item.get(field), str):
+                raise InvalidRequest(f"{where}.{field} must be a string.", param=f"{where}.{field}")
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}

@@ -194,6 +194,8 @@ CLIENT_MESSAGES = _list(
 
 # Responses.
 
+SERVER_SENT = _object({"event": _STRING, "data": _STRING}, ["data"])
+"""One event of a stream."""
 OPENAI_ERROR = _object(
     {
         "error": _object(

@@ -8,7 +8,7 @@ norm, as DLite checkpoints expect: it is the last entry of Hugging Face's `hidde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,23 @@ class _Layer:
     post_norm: Tensor
     gate_up: Matmul
     down: Matmul
+
+
+def passes(spans: Sequence[Span]) -> list[list[Span]]:
+    """Sequences in runs of at most MAX_ROWS rows; one that has more is a run of its own."""
+    runs: list[list[Span]] = []
+    rows = MAX_ROWS
+    for span in spans:
+        if rows + span.count > MAX_ROWS:
+            runs.append([])
+            rows = 0
+        runs[-1].append(span)
+        rows += span.count
+    return runs
+
+
+def _joined(parts: Sequence[Forward]) -> Forward:
+    return Forward(torch.cat([part.logits for part in parts]), torch.cat([part.taps for part in parts]))
 
 
 class Target:
@@ -157,7 +174,7 @@ class Target:
         """Append each sequence's rows to its KV.
 
         Args:
-            logit_rows: indices into the concatenated rows that want logits (int64); None for all.
+            logit_rows: indices into the concatenated rows that want logits (int64, ascending); None for all.
             tap_layers: ascending layer ids whose outputs are returned at `tap_rows` (None for all rows).
         """
         spans, first = [], 0
@@ -170,14 +187,31 @@ class Target:
         )
         if self._graphs is not None and logit_rows is None and tap_rows is None and self._graphs.fits(spans):
             out = Forward(*self._graphs.run(spans, ids))
-        elif self._fused is not None and first <= MAX_ROWS and (logit_rows is tap_rows or not tap_layers):
-            out = Forward(*self._fused.run(spans, self.embedding[ids], logit_rows, tap_layers))
+        elif self._fused is not None and (logit_rows is tap_rows or not tap_layers):
+            parts = [self._pass(part, ids, positions, logit_rows, tap_layers) for part in passes(spans)]
+            out = parts[0] if len(parts) == 1 else _joined(parts)
         else:
             attend = self.attention.plan(spans, device=self.device, dtype=self.dtype)
             out = self._run(ids, positions, attend, logit_rows, tap_layers, tap_rows)
         for span in spans:
             span.kv.advance(span.count)
         return out
+
+    def _pass(
+        self, spans: Sequence[Span], ids: Tensor, positions: Tensor, rows: Tensor | None, tap_layers: Sequence[int]
+    ) -> Forward:
+        """The part of a forward that is these spans; `rows` are indices into all of its rows."""
+        first, end = spans[0].first, spans[-1].first + spans[-1].count
+        wanted = rows
+        if (first, end) != (0, ids.shape[0]):
+            spans = [replace(span, first=span.first - first) for span in spans]
+            ids, positions = ids[first:end], positions[first:end]
+            wanted = None if rows is None else rows[(rows >= first) & (rows < end)] - first
+        if end - first <= MAX_ROWS:
+            assert self._fused is not None
+            return Forward(*self._fused.run(spans, self.embedding[ids], wanted, tap_layers))
+        attend = self.attention.plan(spans, device=self.device, dtype=self.dtype)
+        return self._run(ids, positions, attend, wanted, tap_layers, wanted)
 
     def use_graphs(self, flash: FlashAttention, store: Tensor, *, scratch_page: int, tap_layers: Sequence[int]) -> None:
         """Replay CUDA graphs for decode shapes from now on; every forward must then ask for these taps."""

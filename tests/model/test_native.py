@@ -106,14 +106,32 @@ def test_a_row_does_not_depend_on_its_company(target: Target, data: st.DataObjec
     found: list[Tensor] = []
     while new:
         size = data.draw(st.integers(1, min(len(new), 12)), label="window")
-        others = data.draw(st.lists(st.integers(1, 9), max_size=3), label="others")
+        others = data.draw(st.lists(st.sampled_from([1, 2, 5, 9, 30, 64, 70]), max_size=5), label="others")
         before = data.draw(st.integers(0, len(others)), label="before")
         batch = [Rows(reserved(target), torch.tensor(prompt(count, seed=count))) for count in others]
         batch.insert(before, Rows(kv, torch.tensor(new[:size])))
         first = sum(others[:before])
-        found.append(target.forward(batch).logits[first : first + size])
+        rows = torch.arange(first, first + size)
+        if data.draw(st.booleans(), label="only these rows"):
+            out = target.forward(batch, logit_rows=rows, tap_layers=(1, 3), tap_rows=rows)
+            found.append(out.logits)
+            assert out.taps.shape == (size, 2, target.spec.hidden_size)
+        else:
+            found.append(target.forward(batch).logits[rows])
         new = new[size:]
     assert torch.equal(torch.cat(found), wanted)
+
+
+def test_many_sequences_go_through_in_passes(target: Target) -> None:
+    """More rows than one pass takes: each sequence's logits and taps are those it has alone."""
+    sizes = [30, 7, 60, 1, 64, 80, 5, 3]
+    ids = [torch.tensor(prompt(size, seed=size)) for size in sizes]
+    out = target.forward([Rows(reserved(target), part) for part in ids], tap_layers=(1, 3))
+    logits, taps = torch.split(out.logits, sizes), torch.split(out.taps, sizes)
+    for i, part in enumerate(ids):
+        alone = target.forward([Rows(reserved(target), part)], tap_layers=(1, 3))
+        assert torch.equal(logits[i], alone.logits)
+        assert torch.equal(taps[i], alone.taps)
 
 
 @pytest.mark.parametrize("precision", [NATIVE, PACKED, HALF])
