@@ -20,6 +20,7 @@ from dlite_agent.model.target import Rows
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXTS = (64, 2048)
+WINDOW = 8
 BATCH = 8
 _REPEATS = 5
 _FAST, _SLOW = 0.2, 0.02
@@ -59,7 +60,8 @@ class CostModel:
 
     Args:
         verify: points (rows, seconds) at no context worth counting.
-        a_position: seconds that each cached position of each row's sequence adds.
+        a_position: seconds that each cached position of a sequence adds to the first row of its window.
+        a_further: share of that which each further row of the window adds.
         draft: points (steps, seconds) for one row; None without a drafter.
         a_row: share of its cost that each further row adds to a draft.
     """
@@ -70,16 +72,22 @@ class CostModel:
         a_position: float,
         draft: Sequence[tuple[int, float]] | None,
         a_row: float = 0.5,
+        a_further: float = 0.0,
     ) -> None:
         self._verify = Curve(verify)
         self._a_position = a_position
         self._draft = None if draft is None else Curve(draft)
         self._a_row = a_row
+        self._a_further = a_further
         self._rest = 0.0
 
     def verify(self, rows: int, positions: int) -> float:
-        """A verify pass of `rows` over sequences that hold `positions` together."""
+        """A verify pass of `rows` over sequences that hold `positions` together; see `further`."""
         return self._verify(rows) + self._verify.factor * self._a_position * positions
+
+    def further(self, rows: int, positions: int) -> float:
+        """What `rows` beyond the first of a window add over a sequence of `positions`."""
+        return self._verify.factor * self._a_position * self._a_further * rows * positions
 
     def draft(self, steps: int, rows: int) -> float:
         """A draft of `steps` tokens for each of `rows` sequences, in one pass."""
@@ -97,7 +105,8 @@ class CostModel:
             return
         rows, positions = sum(row.verified for row in step.rows), sum(row.context for row in step.rows)
         if rows:
-            bare = step.seconds.verify - self._verify.factor * self._a_position * positions
+            reached = sum(self.further(row.verified - 1, row.context) for row in step.rows if row.verified)
+            bare = step.seconds.verify - self._verify.factor * self._a_position * positions - reached
             self._verify.observe(rows, max(bare, 0.2 * step.seconds.verify))
         steps = [row.drafted for row in step.rows if row.plan.source == "dlite"]
         if self._draft is not None and steps:
@@ -111,15 +120,19 @@ def cost_model(decoder: Decoder, name: str) -> CostModel:
     name = f"{name} {precision.name}/{precision.kernel} limit {decoder.target.context_limit}"
     verify = remember(f"verify {name}", lambda: verify_seconds(decoder, CONTEXTS[0], ROWS))
     longer = min(CONTEXTS[1], decoder.target.context_limit - 2)
-    slope = remember(f"context {name}", lambda: verify_seconds(decoder, longer, ROWS[:1]))
-    a_position = max(slope[0] - verify[0], 0.0) / max(longer - CONTEXTS[0], 1)
+    windows = (1, WINDOW)
+    slope = remember(f"context {name} rows {windows}", lambda: verify_seconds(decoder, longer, windows))
+    first, whole = (max(slope[i] - verify[ROWS.index(rows)], 0.0) for i, rows in enumerate(windows))
+    a_position = first / max(longer - CONTEXTS[0], 1)
+    a_further = max(whole / first - 1, 0.0) / (WINDOW - 1) if first else 0.0
+    points = list(zip(ROWS, verify, strict=True))
     if decoder.drafter is None:
-        return CostModel(list(zip(ROWS, verify, strict=True)), a_position, None)
+        return CostModel(points, a_position, None, a_further=a_further)
     steps = sorted({1, 2, 4, decoder.proposal_length} & set(range(1, decoder.proposal_length + 1)))
     draft = remember(f"draft {name} {steps}", lambda: draft_seconds(decoder, steps, 1))
     batch = remember(f"draft {name} {steps[-1:]} batch {BATCH}", lambda: draft_seconds(decoder, steps[-1:], BATCH))
     a_row = max(batch[0] / draft[-1] - 1, 0.0) / (BATCH - 1)
-    return CostModel(list(zip(ROWS, verify, strict=True)), a_position, list(zip(steps, draft, strict=True)), a_row)
+    return CostModel(points, a_position, list(zip(steps, draft, strict=True)), a_row, a_further)
 
 
 @torch.inference_mode()

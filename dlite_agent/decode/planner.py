@@ -127,12 +127,15 @@ NOTHING = Plan()
 
 
 class _Choice(NamedTuple):
-    """Something a row could draft; plain values, as a round weighs dozens of them for each row."""
+    """Something a row could draft; plain values, as a round weighs dozens of them for each row.
+
+    `seconds` are those of drafting, and of what the drafts' rows read of this row's context.
+    """
 
     source: Source
     length: int
     tokens: float
-    draft_seconds: float
+    seconds: float
 
 
 class Planner:
@@ -169,17 +172,18 @@ class Planner:
 
     def _choices(self, turn: Turn, match: Match | None, drafting: int) -> list[_Choice]:
         """Everything a row could do. A pass of the drafter is shared by the `drafting` rows of the round before."""
-        costs, odds = self.costs, self._odds(turn)
+        costs, odds, context = self.costs, self._odds(turn), turn.state.boundary
         choices = [_Choice("none", 0, 1.0, 0.0)]
         longest = turn.draft_length(MAX_DRAFT)
+        a_row = 0.0 if costs is None else costs.further(1, context)
         if match is not None:
             gains = odds.suffix(match)
-            choices += [_Choice("suffix", k, gains[k - 1], 0.0) for k in range(1, longest + 1)]
+            choices += [_Choice("suffix", k, gains[k - 1], k * a_row) for k in range(1, longest + 1)]
         if turn.state.features is not None:
             gains = odds.dlite()
             for k in range(1, min(len(gains), longest) + 1):
                 seconds = 0.0 if costs is None else costs.draft(k, drafting) / drafting
-                choices.append(_Choice("dlite", k, gains[k - 1], seconds))
+                choices.append(_Choice("dlite", k, gains[k - 1], seconds + k * a_row))
         return choices
 
     def _odds(self, turn: Turn) -> Odds:
@@ -220,7 +224,7 @@ class Planner:
                 others = total - chosen[key].length
                 chosen[key] = _best(choices, ratio, others, seconds_of, self._sources.get(key, "none"))
                 total = others + chosen[key].length
-            seconds = costs.verify(total, positions) + costs.rest + sum(c.draft_seconds for c in chosen.values())
+            seconds = costs.verify(total, positions) + costs.rest + sum(c.seconds for c in chosen.values())
             ratio = (sum(choice.tokens for choice in chosen.values()) + len(fixed)) / seconds
             if chosen == before:
                 break
@@ -250,7 +254,7 @@ def _best(
 def _probe(choices: Sequence[_Choice], ratio: float, rows: int, seconds_of: Callable[[int], float]) -> _Choice | None:
     """The shortest draft of a source that would pay if all of a draft were right."""
     for choice in choices:
-        added = seconds_of(rows + choice.length) - seconds_of(rows) + choice.draft_seconds
+        added = seconds_of(rows + choice.length) - seconds_of(rows) + choice.seconds
         if choice.length > ratio * added:
             return next(other for other in choices if other.source == choice.source)
     return None

@@ -60,6 +60,14 @@ def test_nothing_is_drafted_where_rows_cost_too_much(target: Target) -> None:
     assert seen.keys() == {"none"}
 
 
+@pytest.mark.parametrize(("a_further", "drafts"), [(0.0, True), (5.0, False)])
+def test_what_further_rows_read_of_the_context_counts(a_further: float, drafts: bool, target: Target) -> None:
+    """At 100 positions and more, each row beyond the first costs here more than a whole pass, or nothing."""
+    costs = CostModel(FLAT, 0.01, CHEAP_DRAFT, a_further=a_further)
+    _, seen = sources(decoder_with(target, costs), "mixed", prompt(100))
+    assert (seen["dlite"] > seen["none"]) == drafts
+
+
 def test_a_dear_drafter_leaves_the_field_to_copies(target: Target) -> None:
     costs = CostModel(FLAT, 0.0, [(1, 50.0), (7, 50.0)])
     _, seen = sources(decoder_with(target, costs), "mixed", prompt(30) * 3, count=100)
