@@ -61,7 +61,15 @@ def _session(pid: int, view: Timeline, shift: float) -> list[dict[str, Any]]:
         if turn.prompt_tokens is not None:
             size = turn.prompt_tokens + (turn.output_tokens or 0)
             events.append(
-                {"ph": "C", "pid": pid, "tid": 0, "name": "context", "ts": micro(turn.end), "args": {"tokens": size}}
+                {
+                    "ph": "C",
+                    "pid": pid,
+                    "tid": 0,
+                    "name": "context",
+                    "cat": "tokens",
+                    "ts": micro(turn.end),
+                    "args": {"tokens": size},
+                }
             )
     called = {call.turn for call in view.tools}
     for piece in joined(view.slices):
