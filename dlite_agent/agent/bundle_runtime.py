@@ -96,7 +96,8 @@ class BundleRuntime:
         started = time.monotonic()
         state = await self._state()
         outcome = _outcome(name, result)
-        self._printed = await asyncio.to_thread(_printed_submission, outcome) or self._printed
+        if outcome.exit_code == 0 and _SWE_AGENT_MARK in outcome.output:
+            self._printed = await asyncio.to_thread(_printed_submission, outcome) or self._printed
         return replace(outcome, state=state, state_seconds=time.monotonic() - started)
 
     def submission(self) -> Submission | None:
@@ -225,8 +226,6 @@ def _outcome(name: str, result: SandboxResult) -> ToolOutcome:
 
 def _printed_submission(outcome: ToolOutcome) -> Submission | None:
     """The patch that a submit tool of SWE-agent prints between two marks."""
-    if outcome.exit_code != 0 or _SWE_AGENT_MARK not in outcome.output:
-        return None
     text = outcome.output
     if outcome.full_output is not None:
         with outcome.full_output.open("rb") as file:

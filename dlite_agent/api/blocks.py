@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dlite_agent.api.fields import Tools, read_tools
+from dlite_agent.api.fields import Tools, is_function_name, read_tools
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.messages import JSON, check_fields
 
@@ -96,8 +96,8 @@ def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
             if not isinstance(block.get("tool_use_id"), str):
                 raise InvalidRequest(f"{where}[{i}].tool_use_id must be a string.", param=f"{where}[{i}].tool_use_id")
             content = block.get("content")
-            texts_in_it = "" if content is None else _texts(content, f"{where}[{i}].content")
-            text = texts_in_it if isinstance(texts_in_it, str) else "\n".join(texts_in_it)
+            told = "" if content is None else _texts(content, f"{where}[{i}].content")
+            text = told if isinstance(told, str) else "\n".join(told)
             if not isinstance(block.get("is_error"), bool | None):
                 raise InvalidRequest(f"{where}[{i}].is_error must be a boolean.", param=f"{where}[{i}].is_error")
             if block.get("is_error"):
@@ -133,7 +133,7 @@ def openai_choice(choice: Any) -> tuple[Any, bool]:
     choice = choice if isinstance(choice, dict) else {}
     kind, name, single = choice.get("type"), choice.get("name"), choice.get("disable_parallel_tool_use")
     words: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
-    if kind == "tool" and isinstance(name, str) and 0 < len(name) <= 256:
+    if kind == "tool" and is_function_name(name):
         words["tool"] = {"type": "function", "function": {"name": name}}
     if not isinstance(kind, str) or kind not in words:
         raise InvalidRequest("tool_choice.type must be auto, any, none, or tool with a name.", param="tool_choice")

@@ -247,10 +247,13 @@ def _nested(tool: dict[str, Any], where: str) -> tuple[JSON, str]:
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
+def is_function_name(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= 256
+
+
 def checked_function(function: JSON, where: str) -> dict[str, Any]:
     """A function definition with only the keys that mean something here. Raises InvalidRequest."""
-    name = function.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= 256:
+    if not is_function_name(function.get("name")):
         raise InvalidRequest(f"{where}.name must be a string of 1 to 256 characters.", param=f"{where}.name")
     for key, kind in (("description", str), ("parameters", dict), ("strict", bool)):
         value = function.get(key)

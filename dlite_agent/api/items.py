@@ -43,10 +43,9 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     check_fields(item, where, *_ITEMS[kind])
     if kind == "message":
         return {"role": item.get("role"), "content": item.get("content")}
-    if kind in _CALLS:
-        for field in _CALLS[kind]:
-            if not isinstance(item.get(field), str):
-                raise InvalidRequest(f"{where}.{field} must be a string.", param=f"{where}.{field}")
+    for field in _CALLS.get(kind, ()):
+        if not isinstance(item.get(field), str):
+            raise InvalidRequest(f"{where}.{field} must be a string.", param=f"{where}.{field}")
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
