@@ -83,11 +83,14 @@ class CostModel:
 
     def verify(self, rows: int, positions: int) -> float:
         """A verify pass of `rows` over sequences that hold `positions` together; see `further`."""
-        return self._verify(rows) + self._verify.factor * self._a_position * positions
+        return self._verify(rows) + self._reading(positions)
 
     def further(self, rows: int, positions: int) -> float:
         """What `rows` beyond the first of a window add over a sequence of `positions`."""
-        return self._verify.factor * self._a_position * self._a_further * rows * positions
+        return self._reading(self._a_further * rows * positions)
+
+    def _reading(self, positions: float) -> float:
+        return self._verify.factor * self._a_position * positions
 
     def draft(self, steps: int, rows: int) -> float:
         """A draft of `steps` tokens for each of `rows` sequences, in one pass."""
@@ -105,8 +108,8 @@ class CostModel:
             return
         rows, positions = sum(row.verified for row in step.rows), sum(row.context for row in step.rows)
         if rows:
-            reached = sum(self.further(row.verified - 1, row.context) for row in step.rows if row.verified)
-            bare = step.seconds.verify - self._verify.factor * self._a_position * positions - reached
+            further = sum(self.further(row.verified - 1, row.context) for row in step.rows if row.verified)
+            bare = step.seconds.verify - self._reading(positions) - further
             self._verify.observe(rows, max(bare, 0.2 * step.seconds.verify))
         steps = [row.drafted for row in step.rows if row.plan.source == "dlite"]
         if self._draft is not None and steps:
