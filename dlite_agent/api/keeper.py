@@ -179,7 +179,13 @@ class Keeper:
         sampler: SamplerState,
     ) -> Committed:
         acceptance = _added(session.acceptance, reply)
-        facts = replace(_facts(session, history), sampler=sampler, divergence=divergence, acceptance=acceptance)
+        facts = replace(
+            _facts(session, history),
+            sampler=sampler,
+            divergence=divergence,
+            acceptance=acceptance,
+            odds=reply.odds,
+        )
         base = persister.latest(session.stored) if session.stored != session.id else None
         try:
             draft = await asyncio.to_thread(

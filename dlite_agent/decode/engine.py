@@ -510,9 +510,9 @@ class Engine:
         self._pace += 0.2 * (figures.finished - figures.admitted - self._pace)
         self._publish()
         state = turn.state
-        generation.reply(
-            Finished(turn.finish, tuple(turn.generated), turn.text.stopped, figures, boundary, dict(state.kept))
-        )
+        odds = None if state.odds is None else state.odds.counts()
+        stop, features = turn.text.stopped, dict(state.kept)
+        generation.reply(Finished(turn.finish, tuple(turn.generated), stop, figures, boundary, features, odds))
 
     def _start_followers(self, job: Job) -> None:
         """Give each follower a copy of the prefilled prompt and queue it."""

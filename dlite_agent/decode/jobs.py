@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dlite_agent.config import Mode
+from dlite_agent.decode.planner import OddsCounts
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.state import FinishReason, TokenScore, Turn
 from dlite_agent.errors import DliteError
@@ -111,6 +112,7 @@ class Finished:
 
     Attributes:
         boundary: positions in KV; features: tapped states by boundary, of all boundaries that are known.
+        odds: how often drafts were right in this session; None if none was ever weighed.
     """
 
     reason: FinishReason
@@ -119,6 +121,7 @@ class Finished:
     figures: TurnFigures
     boundary: int
     features: Mapping[int, Tensor]
+    odds: OddsCounts | None
 
 
 @dataclass(frozen=True)

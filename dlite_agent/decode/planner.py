@@ -55,9 +55,22 @@ class Chance:
     def rate(self) -> float:
         return (self._accepted + _PRIOR * self._prior) / (self._tried + _PRIOR)
 
+    def counts(self) -> list[float]:
+        return [self._prior, self._accepted, self._tried]
+
+    @classmethod
+    def from_counts(cls, counts: Sequence[float]) -> Chance:
+        chance = cls(counts[0])
+        _, chance._accepted, chance._tried = counts
+        return chance
+
     def record(self, accepted: int, tried: int) -> None:
         self._accepted = self._accepted * self._memory + accepted
         self._tried = self._tried * self._memory + tried
+
+
+OddsCounts = dict[str, list[list[float]]]
+"""What odds have seen, as plain values: by source, for each of its chances the prior, accepted and tried."""
 
 
 class Odds:
@@ -77,6 +90,20 @@ class Odds:
     def young(self) -> Odds:
         """Odds of a session that begins where these are now."""
         return Odds([chance.rate for chance in self._dlite], [chance.rate for chance in self._suffix])
+
+    def counts(self) -> OddsCounts:
+        return {"dlite": [c.counts() for c in self._dlite], "suffix": [c.counts() for c in self._suffix]}
+
+    @classmethod
+    def from_counts(cls, counts: OddsCounts) -> Odds:
+        """What `counts` gave, of a session."""
+        odds = cls([])
+        odds._dlite, odds._suffix = (list(map(Chance.from_counts, counts[source])) for source in ("dlite", "suffix"))
+        return odds
+
+    def fits(self, other: Odds) -> bool:
+        """Whether both are about drafts of the same kinds; another drafter may have shorter blocks."""
+        return len(self._dlite) == len(other._dlite) and len(self._suffix) == len(other._suffix)
 
     def dlite(self) -> list[float]:
         """Expected advance of drafting 1, 2 .. K tokens."""
@@ -187,7 +214,7 @@ class Planner:
         return choices
 
     def _odds(self, turn: Turn) -> Odds:
-        if turn.state.odds is None:
+        if turn.state.odds is None or not turn.state.odds.fits(self._common):
             turn.state.odds = self._common.young()
         return turn.state.odds
 

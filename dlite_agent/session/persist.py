@@ -159,6 +159,7 @@ class Persister:
 
     def snapshot(self, session: str, state: DecodeState, facts: Facts) -> Snapshot:
         """What a commit of this state needs, all at once. On the device thread, with the session held."""
+        facts = replace(facts, odds=None if state.odds is None else state.odds.counts())
         draft = self.prepare(session, state.ids, state.boundary, state.kept, facts)
         return draft.complete(None if draft.first is None else state.kv.export(draft.first))
 
@@ -292,6 +293,7 @@ class Persister:
         base = self._latest.get(source) or self._peek(self.local, source)
         self.hold(session)
         boundary = 0 if base is None else min(base.boundary, len(ids))
+        facts = replace(facts, odds=None if base is None else base.odds)
         self.commit(self.prepare(session, ids, boundary, {}, facts, base=base).complete(None))
 
     def delete(self, session: str) -> None:

@@ -18,12 +18,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from dlite_agent.decode.planner import OddsCounts
 from dlite_agent.decode.sampling import Sampler, SamplingParams
 from dlite_agent.errors import InvalidRequest
 from dlite_agent.session.history import History
 from dlite_agent.session.identity import name_label, turn_labels
 
-FORMAT = 1
+FORMAT = 2
+"""Written. Format 1 had no odds and is read as one without any."""
+_READ = (b"1", b"2")
 BlockKind = Literal["ids", "features", "kv"]
 KINDS: tuple[BlockKind, ...] = ("ids", "features", "kv")
 _MAGIC = "dlite-session"
@@ -111,6 +114,7 @@ class SessionRecord:
         length: number of ids.
         boundary: positions that the target KV covered; `anchor` is ids[boundary], or None where that is not decided.
         history: the turns with roles, message digests and positions.
+        odds: how often drafts were right, for the planner; None where that is not known.
         divergence: why the last request did not simply continue, for people; or None.
         owner, name, parent, created: as in the registry's `Session`; created is Unix seconds.
         blocks: all blocks, in order of kind and position. A store that keeps no KV lists none of that kind.
@@ -127,6 +131,7 @@ class SessionRecord:
     blocks: tuple[BlockRef, ...]
     sampler: SamplerState | None = None
     acceptance: Acceptance = field(default_factory=Acceptance)
+    odds: OddsCounts | None = None
     divergence: str | None = None
     owner: str = ""
     name: str = ""
@@ -179,9 +184,9 @@ def decode(data: bytes, session: str | None = None) -> SessionRecord:
     words = head.split(b" ")
     if len(words) != 3 or words[0] != _MAGIC.encode():
         raise Refused("This is not a session record, or its first line is damaged.", param="record")
-    if words[1] != str(FORMAT).encode():
+    if words[1] not in _READ:
         raise Refused(
-            f"The record has format {words[1].decode(errors='replace')}; this version reads format {FORMAT} only. "
+            f"The record has format {words[1].decode(errors='replace')}; this version reads formats up to {FORMAT}. "
             "Start the session anew, or serve it with the version that wrote it.",
             param="format",
         )

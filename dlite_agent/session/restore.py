@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dlite_agent.decode.kv import SequenceKV
+from dlite_agent.decode.planner import Odds
 from dlite_agent.decode.state import DecodeState
 from dlite_agent.session.history import History
 from dlite_agent.session.record import BlockKeys, BlockKind, BlockRef, Fingerprint, Refused, SessionRecord, decode
@@ -64,7 +65,8 @@ class Loaded:
             kv.load(rows.to(device))
         kv.truncate(self.report.tokens)
         kept = {n: row.to(device) for n, row in self.kept.items()}
-        return DecodeState(kv, list(self.ids), kept.get(kv.length), kept)
+        odds = None if self.record.odds is None else Odds.from_counts(self.record.odds)
+        return DecodeState(kv, list(self.ids), kept.get(kv.length), kept, odds=odds)
 
 
 def read_session(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from dlite_agent.decode.planner import OddsCounts
 from dlite_agent.session.history import History
 from dlite_agent.session.record import (
     Acceptance,
@@ -35,6 +36,7 @@ class Facts:
     history: History
     sampler: SamplerState | None = None
     acceptance: Acceptance = field(default_factory=Acceptance)
+    odds: OddsCounts | None = None
     divergence: str | None = None
     owner: str = ""
     name: str = ""
@@ -152,6 +154,7 @@ class Cutter:
             ),
             sampler=facts.sampler,
             acceptance=facts.acceptance,
+            odds=facts.odds,
             divergence=facts.divergence,
             owner=facts.owner,
             name=facts.name,

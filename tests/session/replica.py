@@ -98,7 +98,7 @@ class Replica:
 
     def commit(self, name: str, ids: list[int], ends: Sequence[int], done: Finished) -> Committed:
         assert self.persister is not None
-        facts = Facts(history([*ends, len(ids)]))
+        facts = Facts(history([*ends, len(ids)]), odds=done.odds)
         draft = self.persister.prepare(name, ids, done.boundary, done.features, facts)
         rows = None if draft.first is None else self.engine.export(f"/{name}", draft.first).result(30)
         return self.persister.commit(draft.complete(rows))

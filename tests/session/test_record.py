@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 
 import pytest
@@ -34,6 +36,7 @@ RECORD = SessionRecord(
     blocks=(BlockRef("ids", 0, 12, "0" * 32, 48), BlockRef("kv", 0, 11, "1" * 32, 352)),
     sampler=SamplerState(PARAMS, 8),
     acceptance=Acceptance(4, 12, 7, 11),
+    odds={"dlite": [[0.6, 1.0, 2.0], [0.1, 0.0, 1 / 3]], "suffix": [[0.5, 7.25, 9.0]]},
     divergence="edited",
 )
 
@@ -59,10 +62,19 @@ def test_cut_short_is_refused() -> None:
 
 
 def test_another_format_is_refused_by_name() -> None:
-    data = RECORD.encode().replace(b"dlite-session 1 ", b"dlite-session 7 ", 1)
+    data = RECORD.encode().replace(b"dlite-session 2 ", b"dlite-session 7 ", 1)
     with pytest.raises(Refused, match="format 7") as caught:
         decode(data, RECORD.session)
     assert caught.value.param == "format"
+
+
+def test_a_record_of_the_first_format_is_read_as_one_without_odds() -> None:
+    _, _, body = RECORD.encode().partition(b"\n")
+    value = json.loads(body)
+    del value["odds"]
+    body = json.dumps(value).encode()
+    old = b"dlite-session 1 " + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+    assert decode(old, RECORD.session) == replace(RECORD, odds=None)
 
 
 def test_another_sessions_record_is_refused() -> None:

@@ -70,13 +70,15 @@ def test_another_process_goes_on_from_the_store(
     replica: Make, make_decoder: Callable[..., Decoder], tmp_path: Path
 ) -> None:
     first = Replica(make_decoder(6), DiskStore(tmp_path / "shared"))
-    done = first.turn("s", prompt(300))
+    done = first.turn("s", prompt(100) * 3, mode="mixed")
+    assert done.odds is not None
     first.close()
     second = Replica(make_decoder(6), DiskStore(tmp_path / "shared"), owner="two")
     found = second.open("s")
-    assert found.ids == [*prompt(300), *done.generated]
-    after = second.turn("s", [*found.ids, *prompt(20, seed=1)], [len(found.ids)])
+    assert found.ids == [*prompt(100) * 3, *done.generated]
+    after = second.turn("s", [*found.ids, *prompt(20, seed=1)], [len(found.ids)], mode="ar")
     assert (after.figures.tier, after.figures.cached_tokens, after.figures.reason) == ("disk", 311, None)
+    assert after.odds == done.odds, "no draft was made since"
     second.close()
 
 
