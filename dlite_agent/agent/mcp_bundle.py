@@ -78,7 +78,8 @@ class McpBundle:
         # The client's scopes must be left by the task that entered them, whoever calls close.
         bundle._owner = asyncio.create_task(bundle._own(), name=f"mcp:{server.name}")
         try:
-            await asyncio.wait_for(asyncio.shield(bundle._ready), server.start_seconds)
+            async with asyncio.timeout(server.start_seconds):
+                await asyncio.shield(bundle._ready)
         except BaseException as error:
             bundle._owner.cancel()
             await bundle.close()

@@ -95,10 +95,8 @@ class Command:
         process = self._start(view, cwd, argv, env)
         try:
             while not self._exited.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._exited.wait(), _WATCH_S)
-                    break
-                self._enforce(process.pid, started)
+                if not await _within(_WATCH_S, self._exited):
+                    self._enforce(process.pid, started)
         finally:
             await self._end(process)
         ended = time.monotonic()
@@ -247,6 +245,6 @@ class Command:
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
-        return True
-    return False
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()

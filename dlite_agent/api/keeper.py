@@ -204,7 +204,8 @@ class Keeper:
 
     async def _rows(self, key: str, first: int) -> Tensor | None:
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._engine.export(key, first)), _EXPORT_S)
+            async with asyncio.timeout(_EXPORT_S):
+                return await asyncio.wrap_future(self._engine.export(key, first))
         except (TimeoutError, DliteError):
             log.warning("a turn is stored without its KV", extra={"dlite": {"key": key}})
             return None

@@ -133,7 +133,8 @@ async def follow(
             if not stay or (run.at_rest and watcher.empty()):
                 return
             try:
-                signal = await asyncio.wait_for(watcher.get(), pause)
+                async with asyncio.timeout(pause):
+                    signal = await watcher.get()
             except TimeoutError:
                 signal = Signal("idle", {})
     finally:

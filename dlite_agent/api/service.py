@@ -217,7 +217,8 @@ class Service:
     async def _hold(self, session: Session, ask: Ask, seconds: float) -> None:
         conflict = ask.on_conflict or self.settings.server.session_conflict
         try:
-            await asyncio.wait_for(self.registry.hold(session, conflict), seconds)
+            async with asyncio.timeout(seconds):
+                await self.registry.hold(session, conflict)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the session was busy for {seconds:.1f} s: retry later") from error
 

@@ -30,7 +30,8 @@ async def follow(
     """Frames of what arrives in a mailbox, and a comment after each `pause` seconds without any; None ends it."""
     while True:
         try:
-            coming = await asyncio.wait_for(mailbox.get(), pause)
+            async with asyncio.timeout(pause):
+                coming = await mailbox.get()
         except TimeoutError:
             yield b": idle\n\n"
             continue

@@ -166,7 +166,8 @@ class Run:
         """
         while any(choice.answer is None for choice in self.choices):
             try:
-                index, reply = await asyncio.wait_for(self._replies.get(), pause)
+                async with asyncio.timeout(pause):
+                    index, reply = await self._replies.get()
             except TimeoutError:
                 yield Waiting(*self._progress)
                 continue
