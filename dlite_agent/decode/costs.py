@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from dlite_agent.decode.rounds import Decoder, StepFigures
+from dlite_agent.model.fused import PROMPT_ROWS
 from dlite_agent.model.measured import remember
 from dlite_agent.model.target import Rows
 
@@ -140,21 +141,30 @@ def cost_model(decoder: Decoder, name: str) -> CostModel:
 
 @torch.inference_mode()
 def verify_seconds(decoder: Decoder, context: int, rows: Sequence[int], *, repeats: int = _REPEATS) -> list[float]:
-    """Median seconds of forwards of each number of rows, taking turns. KV rows are blank."""
-    target, kv = decoder.target, decoder.pool.sequence()
-    ids = torch.zeros(max(rows), dtype=torch.int64, device=target.device)
+    """Median seconds of forwards of each number of rows, taking turns. KV rows are blank.
+
+    Rows beyond PROMPT_ROWS are further sequences': those of one would be a prompt's.
+    """
+    target = decoder.target
+    sequences = [decoder.pool.sequence() for _ in range(0, max(rows), PROMPT_ROWS)]
+    ids = torch.zeros(PROMPT_ROWS, dtype=torch.int64, device=target.device)
     seconds: list[list[float]] = [[] for _ in rows]
     try:
-        kv.reserve(context + max(rows))
-        kv.load(decoder.pool.buffer(context).zero_())
+        for kv in sequences:
+            kv.reserve(context + min(PROMPT_ROWS, max(rows)))
+            kv.load(decoder.pool.buffer(context).zero_())
         for _ in range(repeats + 1):
             for count, times in zip(rows, seconds, strict=True):
+                firsts = range(0, count, PROMPT_ROWS)
+                batch = [Rows(kv, ids[: count - first]) for kv, first in zip(sequences, firsts, strict=False)]
                 start = _now(target.device)
-                target.forward([Rows(kv, ids[:count])], tap_layers=decoder.taps)
+                target.forward(batch, tap_layers=decoder.taps)
                 times.append(_now(target.device) - start)
-                kv.truncate(context)
+                for kv in sequences:
+                    kv.truncate(context)
     finally:
-        kv.free()
+        for kv in sequences:
+            kv.free()
     return [statistics.median(times[1:]) for times in seconds]
 
 

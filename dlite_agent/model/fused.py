@@ -18,12 +18,14 @@ from torch import Tensor
 from dlite_agent.model.attention import ContiguousKV, Span
 from dlite_agent.model.drafter_config import DrafterConfig
 from dlite_agent.model.native import CLinear, NativeLinear, library
-from dlite_agent.model.packing import PANEL
+from dlite_agent.model.packing import BLOCK, PANEL
 from dlite_agent.model.rope import RotaryTable
 from dlite_agent.model.spec import ModelSpec
 
 MAX_ROWS = 64
-"""Above it a batch is wide enough for torch's attention to be the faster one."""
+"""Rows that go through the layers together."""
+PROMPT_ROWS = 32
+"""Above it a sequence's rows are a prompt's on a processor with tiles: weights are unpacked once for all of them."""
 CHUNK = 256
 """Positions that attention treats at once; `CHUNK` of native/decoder.h."""
 
@@ -67,6 +69,7 @@ class _Batch(Structure):
         *_pointers("x", "scratch"),
         *_integers("context_rows"),
         *_pointers("context"),
+        *_integers("prompt"),
     )
 
 
@@ -207,12 +210,17 @@ class FusedLayers:
 
 
 class FusedForward:
-    """A target's forward for batches of at most MAX_ROWS rows."""
+    """A target's forward for batches of at most MAX_ROWS rows, or for one prompt of any number.
+
+    Attributes:
+        prompts: whether more than PROMPT_ROWS rows of a sequence are a prompt here.
+    """
 
     def __init__(self, layers: FusedLayers, vocab_size: int) -> None:
         self._layers = layers
         self._vocab_size = vocab_size
         self.nbytes = layers.nbytes
+        self.prompts = not layers.widths.head_dim % BLOCK and bool(layers.lib.dlite_prompts())
 
     def run(
         self, spans: Sequence[Span], x: Tensor, rows: Tensor | None, tap_layers: Sequence[int]
@@ -228,8 +236,10 @@ class FusedForward:
         taps = torch.tensor(tuple(tap_layers), dtype=torch.int64)
         logits = x.new_empty(wanted.shape[0], self._vocab_size)
         tapped = x.new_empty(wanted.shape[0], taps.shape[0], hidden)
-        chunks = max(-(-(span.start + span.count) // CHUNK) for span in spans)
+        prompt = self.prompts and spans[0].count > PROMPT_ROWS
+        chunks = 1 if prompt else max(-(-(span.start + span.count) // CHUNK) for span in spans)
         batch = self._layers.batch(x, [_span(span) for span in spans], chunks, None, threads)
+        batch.prompt = prompt
         pointers = (tensor.data_ptr() for tensor in (taps, wanted, tapped, logits))
         native = _Pass(batch, taps.shape[0], wanted.shape[0], *pointers)
         self._layers.lib.dlite_forward(self._layers.c, ctypes.byref(native), threads)

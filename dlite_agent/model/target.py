@@ -17,7 +17,7 @@ from torch import Tensor
 from dlite_agent.errors import ModelError
 from dlite_agent.model.attention import KV, Attend, Attention, SdpaAttention, Span
 from dlite_agent.model.flash import PAGE, FlashAttention, PagedPlan
-from dlite_agent.model.fused import MAX_ROWS, FusedForward, FusedLayers, LayerParts, Widths
+from dlite_agent.model.fused import MAX_ROWS, PROMPT_ROWS, FusedForward, FusedLayers, LayerParts, Widths
 from dlite_agent.model.graphs import DecodeGraphs
 from dlite_agent.model.linear import Matmul, Precision
 from dlite_agent.model.native import NativeLinear
@@ -56,16 +56,16 @@ class _Layer:
     down: Matmul
 
 
-def passes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Sequences in runs of at most MAX_ROWS rows; one that has more is a run of its own."""
+def passes(spans: Sequence[Span], alone: int = MAX_ROWS) -> list[list[Span]]:
+    """Sequences in runs of at most MAX_ROWS rows; one that has more than `alone` is a run of its own."""
     runs: list[list[Span]] = []
     rows = MAX_ROWS
     for span in spans:
-        if rows + span.count > MAX_ROWS:
+        if rows + span.count > MAX_ROWS or span.count > alone:
             runs.append([])
             rows = 0
         runs[-1].append(span)
-        rows += span.count
+        rows += MAX_ROWS if span.count > alone else span.count
     return runs
 
 
@@ -188,7 +188,8 @@ class Target:
         if self._graphs is not None and logit_rows is None and tap_rows is None and self._graphs.fits(spans):
             out = Forward(*self._graphs.run(spans, ids))
         elif self._fused is not None and (logit_rows is tap_rows or not tap_layers):
-            parts = [self._pass(part, ids, positions, logit_rows, tap_layers) for part in passes(spans)]
+            alone = PROMPT_ROWS if self._fused.prompts else MAX_ROWS
+            parts = [self._pass(part, ids, positions, logit_rows, tap_layers) for part in passes(spans, alone)]
             out = parts[0] if len(parts) == 1 else _joined(parts)
         else:
             attend = self.attention.plan(spans, device=self.device, dtype=self.dtype)
@@ -207,8 +208,8 @@ class Target:
             spans = [replace(span, first=span.first - first) for span in spans]
             ids, positions = ids[first:end], positions[first:end]
             wanted = None if rows is None else rows[(rows >= first) & (rows < end)] - first
-        if end - first <= MAX_ROWS:
-            assert self._fused is not None
+        assert self._fused is not None
+        if end - first <= MAX_ROWS or self._fused.prompts:
             return Forward(*self._fused.run(spans, self.embedding[ids], wanted, tap_layers))
         attend = self.attention.plan(spans, device=self.device, dtype=self.dtype)
         return self._run(ids, positions, attend, wanted, tap_layers, wanted)

@@ -5,8 +5,7 @@
    (the even inputs in the low half, the odd ones in the high half); then NR scales and NR leasts, in fp16. These are the
    numbers of GGUF's Q8_0 and Q4_1, so that nothing is lost against the file.
 
-   Where the processor has tiles (AMX), products are of bf16 numbers with fp32 sums: q is exact in bf16, and x goes in as
-   two halves. Elsewhere a block is expanded to fp32 and multiplied as it is. */
+   Where the processor has tiles (AMX), products are of bf16 numbers with fp32 sums (tiles.h). Elsewhere a block is expanded to fp32 and multiplied as it is. */
 #pragma once
 
 static const int BYTES[] = {0, 0, 1024, 512 + 32, 256 + 64};
@@ -61,6 +60,7 @@ INLINE void unpack(int64_t kind, const char *block, float *out) {
     }
 }
 
+#define TILE_ROWS 16
 #define CHAINS 4
 
 INLINE void plain_blocks(int64_t kind, const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit,
@@ -98,11 +98,17 @@ static int tiles_ready(void) { return 0; }
 static void tiles_done(void) {}
 INLINE void tile_blocks(int64_t kind, const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit,
                         void *into) {}
-INLINE void split(Input *in) {}
+INLINE void wide_blocks(int64_t kind, const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit,
+                        void *into) {}
+INLINE void split(const Input *in, int64_t first) {}
 #endif
 
 static void block_group(const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit, void *into) {
-    if (tiles_ready()) {
+    if (in->wide) {
+        if (linear->kind == BF16) wide_blocks(BF16, linear, in, at, count, emit, into);
+        else if (linear->kind == Q8) wide_blocks(Q8, linear, in, at, count, emit, into);
+        else wide_blocks(Q4, linear, in, at, count, emit, into);
+    } else if (tiles_ready()) {
         if (linear->kind == BF16) tile_blocks(BF16, linear, in, at, count, emit, into);
         else if (linear->kind == Q8) tile_blocks(Q8, linear, in, at, count, emit, into);
         else tile_blocks(Q4, linear, in, at, count, emit, into);
@@ -117,15 +123,22 @@ static Input prepare(const Linear *linear, const float *x, int64_t rows, float *
     int64_t k = linear->k, blocks = k / BLOCK;
     Input in = {.x = x, .rows = rows, .k = k, .sums = memory};
     if (linear->kind < BF16) return in;
-    memory = (float *)(((uintptr_t)(memory + rows * blocks) + 63) & ~(uintptr_t)63);
+    memory = aligned(memory + rows * blocks);
     in.expanded = memory;
-    in.high = (uint16_t *)(memory + GROUP * NR * k / 2);
-    in.low = in.high + rows * k;
+    in.halves = (uint16_t *)(memory + GROUP * NR * k);
     for (int64_t i = 0; i < rows * blocks; i++) {
         vec sum = {0};
         for (int j = 0; j < BLOCK; j += LANES) sum += load(x + i * BLOCK + j);
         in.sums[i] = total(sum);
     }
-    if (tiles_ready()) split(&in);
+    for (int64_t first = 0; tiles_ready() && first < rows; first += TILE_ROWS) split(&in, first);
+    return in;
+}
+
+/* The same for a prompt, whose halves lie in `shared` and are made by `split`; both memories hold input_size floats. */
+static Input prompt_input(const Linear *linear, const float *x, int64_t rows, float *shared, float *own) {
+    int64_t k = linear->k;
+    Input in = {.x = x, .rows = rows, .k = k, .wide = 1, .expanded = aligned(own)};
+    in.halves = (uint16_t *)(aligned(shared) + GROUP * NR * k);
     return in;
 }

@@ -41,6 +41,7 @@ typedef struct {
     float *scratch;
     int64_t context_rows;
     const float *context; /* [spans, context_rows, hidden], or null */
+    int64_t prompt;       /* many rows of one sequence, by tiles (see tiles_ready); heads of whole BLOCKs */
 } Batch;
 
 typedef struct {
@@ -63,10 +64,13 @@ static void meet(Barrier *barrier, int threads) {
 typedef struct {
     float *x, *q, *act, *partial;
     float *normed, *mixed, *input; /* a thread's own; `input`: what `prepare` needs */
+    float *all_normed, *all_input; /* the first thread's, which all share for a prompt */
+    float *tiles;                  /* a thread's own, for prompt.h */
 } Buffers;
 
+/* Of a prompt: whole tiles of rows, and one chunk. */
 static int64_t partial_size(const Model *m, int64_t rows, int64_t chunks) {
-    return rows * m->heads * chunks * (m->head_dim + 2);
+    return (rows + TILE_ROWS - 1) * m->heads * chunks * (m->head_dim + 2);
 }
 
 static int64_t widest(const Model *m) {
@@ -74,10 +78,13 @@ static int64_t widest(const Model *m) {
     return width > most ? width : most;
 }
 
+/* Floats of `Tiles` in prompt.h. */
+static int64_t tiles_size(int64_t d) { return 2 * CHUNK * d + TILE_ROWS * d + 2 * CHUNK * TILE_ROWS + 16; }
+
 static int64_t own_size(const Model *m, int64_t rows, int64_t context) {
     int64_t width = m->heads * m->head_dim;
     return rows * (m->hidden + width) + context * m->head_dim + input_size(rows, widest(m)) +
-           input_size(context, m->hidden);
+           input_size(context, m->hidden) + tiles_size(m->head_dim);
 }
 
 /* Floats of scratch a batch needs; `context`: rows of context vectors of all spans. */
@@ -91,9 +98,12 @@ static Buffers buffers_of(const Model *m, const Batch *batch, int thread) {
     Buffers b = {.x = batch->x, .q = batch->scratch};
     b.act = b.q + rows * width;
     b.partial = b.act + rows * m->inner;
-    b.normed = b.partial + partial_size(m, rows, batch->chunks) + thread * own_size(m, rows, context);
+    b.all_normed = b.partial + partial_size(m, rows, batch->chunks);
+    b.normed = b.all_normed + thread * own_size(m, rows, context);
     b.mixed = b.normed + rows * m->hidden;
     b.input = b.mixed + rows * width + context * m->head_dim;
+    b.all_input = b.input - (b.normed - b.all_normed);
+    b.tiles = b.input + input_size(rows, widest(m)) + input_size(context, m->hidden);
     return b;
 }
 
@@ -313,6 +323,12 @@ static void combine(const Model *m, const Batch *batch, const Buffers *b) {
     }
 }
 
+#ifdef __AMX_BF16__
+#include "prompt.h"
+#else
+static void attend_prompt(const Model *m, const Batch *batch, const Buffers *b, int64_t layer, int thread, int threads) {}
+#endif
+
 typedef struct {
     float *act;
     int64_t inner;
@@ -329,9 +345,26 @@ INLINE void gate(void *into, const Linear *linear, int64_t row, const int64_t *a
         }
 }
 
-static void normalise(const Model *m, const Batch *batch, const Buffers *b, const float *weight) {
-    for (int64_t r = 0; r < batch->rows; r++)
-        norm(b->normed + r * m->hidden, b->x + r * m->hidden, weight, m->hidden, m->eps);
+static void normalise(const Model *m, const Buffers *b, float *to, const float *weight, int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; r++) norm(to + r * m->hidden, b->x + r * m->hidden, weight, m->hidden, m->eps);
+}
+
+/* Input of a product: `x`, or the layer's x normed by `weight`. Each thread makes its own, but for a prompt, whose rows
+   are shared out. */
+static Input input_of(const Model *m, const Batch *batch, const Buffers *b, const Linear *linear, const float *x,
+                      const float *weight, Barrier *barrier, int thread, int threads) {
+    int64_t rows = batch->rows;
+    if (!batch->prompt) {
+        if (weight) normalise(m, b, b->normed, weight, 0, rows);
+        return prepare(linear, weight ? b->normed : x, rows, b->input);
+    }
+    Input in = prompt_input(linear, weight ? b->all_normed : x, rows, b->all_input, b->input);
+    for (int64_t first = thread * TILE_ROWS; first < rows; first += threads * TILE_ROWS) {
+        if (weight) normalise(m, b, b->all_normed, weight, first, first + TILE_ROWS < rows ? first + TILE_ROWS : rows);
+        if (linear->kind >= BF16) split(&in, first);
+    }
+    meet(barrier, threads);
+    return in;
 }
 
 /* x becomes the layer's output; all threads call this together. */
@@ -340,8 +373,7 @@ static void run_layer(const Model *m, const Batch *batch, const Buffers *b, int6
     const Layer *layer = m->layer + l;
     Matrix x = {b->x, m->hidden, 0};
     int64_t heads = m->heads + 2 * m->kv_heads, items = heads + (batch->context ? 2 * m->kv_heads : 0);
-    normalise(m, batch, b, layer->input_norm);
-    Input in = prepare(&layer->qkv, b->normed, batch->rows, b->input), context = {0};
+    Input in = input_of(m, batch, b, &layer->qkv, 0, layer->input_norm, barrier, thread, threads), context = {0};
     if (batch->context)
         context = prepare(&layer->qkv, batch->context, batch->spans * batch->context_rows,
                           b->input + input_size(batch->rows, widest(m)));
@@ -349,15 +381,15 @@ static void run_layer(const Model *m, const Batch *batch, const Buffers *b, int6
         if (i < heads) project_rows(m, batch, b, &in, l, i);
         else project_context(m, batch, b, &context, l, i - 2 * m->kv_heads);
     meet(barrier, threads);
-    attend_all(m, batch, b, l, thread, threads);
+    if (batch->prompt) attend_prompt(m, batch, b, l, thread, threads);
+    else attend_all(m, batch, b, l, thread, threads);
     meet(barrier, threads);
-    combine(m, batch, b);
+    if (!batch->prompt) combine(m, batch, b);
     int64_t columns = panels_of(&layer->o), first = columns * thread / threads, last = columns * (thread + 1) / threads;
-    in = prepare(&layer->o, b->mixed, batch->rows, b->input);
+    in = input_of(m, batch, b, &layer->o, batch->prompt ? b->q : b->mixed, 0, barrier, thread, threads);
     panels(&layer->o, &in, first, last, add, &x);
     meet(barrier, threads);
-    normalise(m, batch, b, layer->post_norm);
-    in = prepare(&layer->gate_up, b->normed, batch->rows, b->input);
+    in = input_of(m, batch, b, &layer->gate_up, 0, layer->post_norm, barrier, thread, threads);
     int64_t inner = m->inner / NR, end = inner * (thread + 1) / threads;
     Gated act = {b->act, m->inner};
     for (int64_t p = inner * thread / threads; p < end; p += GROUP / 2) {
@@ -367,7 +399,7 @@ static void run_layer(const Model *m, const Batch *batch, const Buffers *b, int6
         group(&layer->gate_up, &in, at, 2 * half, gate, &act);
     }
     meet(barrier, threads);
-    in = prepare(&layer->down, b->act, batch->rows, b->input);
+    in = input_of(m, batch, b, &layer->down, b->act, 0, barrier, thread, threads);
     panels(&layer->down, &in, first, last, add, &x);
     meet(barrier, threads);
 }

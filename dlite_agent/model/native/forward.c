@@ -13,6 +13,9 @@ int64_t dlite_scratch(const Model *m, int64_t rows, int64_t context, int64_t chu
     return scratch_size(m, rows, context, chunks, threads);
 }
 
+/* Whether `Batch.prompt` may be set. */
+int dlite_prompts(void) { return tiles_ready(); }
+
 static void run(const Model *m, const Pass *pass, Barrier *barrier, int thread, int threads) {
     Buffers b = buffers_of(m, &pass->batch, thread);
     int64_t tapped = 0, width = m->hidden * sizeof(float);

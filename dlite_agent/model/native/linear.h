@@ -38,13 +38,13 @@ typedef struct {
 } Linear;
 
 /* Rows of a product's input: as they are and, for weights in blocks, their sums by blocks, and two bf16 halves whose sum
-   keeps 16 bits of each number. */
+   keeps 16 bits of each number, laid out as tiles.h reads them. */
 typedef struct {
     const float *x; /* [rows, k] */
     float *sums;    /* [rows, k / BLOCK] */
-    uint16_t *high, *low;
-    void *expanded; /* room for GROUP panels in bf16 */
-    int64_t rows, k;
+    uint16_t *halves;
+    void *expanded; /* room for GROUP panels in two bf16 halves */
+    int64_t rows, k, wide; /* wide: many rows of a prompt, see tiles.h */
 } Input;
 
 INLINE vec load(const float *at) { return *(const loose *)at; }
@@ -67,10 +67,13 @@ INLINE vec from_half(const uint16_t *at) {
 #endif
 }
 
+/* To a whole cache line. */
+INLINE float *aligned(float *at) { return (float *)(((uintptr_t)at + 63) & ~(uintptr_t)63); }
+
 INLINE int64_t panels_of(const Linear *linear) { return (linear->n + NR - 1) / NR; }
 
 /* Floats of memory that `prepare` needs for so many rows of up to k numbers. */
-INLINE int64_t input_size(int64_t rows, int64_t k) { return rows * (k + k / BLOCK + 1) + GROUP * NR * k / 2 + 64; }
+INLINE int64_t input_size(int64_t rows, int64_t k) { return rows * (k + k / BLOCK + 1) + GROUP * NR * k + 64; }
 
 static Input prepare(const Linear *linear, const float *x, int64_t rows, float *memory);
 

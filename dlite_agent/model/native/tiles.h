@@ -1,9 +1,14 @@
-/* Products by tiles of 16 rows x 16 outputs x 32 inputs (Intel AMX). All rows of a tile cost what one costs. */
+/* Products by tiles of 16 rows x 16 outputs x 32 inputs (Intel AMX), bf16 with fp32 sums. All rows of a tile cost what one
+   costs. Numbers x go in as two halves of 8 bits each.
+
+   A few rows take the weights' numbers q as they are, exact in bf16, and put each block's sums on its grid: little is
+   unpacked, and every row has the same bits in any company. The many rows of a prompt take whole weights as two halves
+   as well: unpacking is shared by all rows, and the sums stay in the tiles to their end. */
 #pragma once
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define TILE_ROWS 16
+#define TILE_BYTES 1024
 #define HIGH 4 /* the tiles' registers: sums of panel g in g, x in 4 and 5, weights in 6 and 7 */
 #define LOW 5
 
@@ -25,14 +30,41 @@ static void tiles_done(void) {
     if (tiles_ready()) _tile_release();
 }
 
-INLINE void split(Input *in) {
-    for (int64_t i = 0; i < in->rows * in->k; i += 16) {
-        __m512 x = _mm512_loadu_ps(in->x + i);
-        __m256i high = (__m256i)_mm512_cvtneps_pbh(x);
-        __m512 kept = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16);
-        _mm256_storeu_si256((__m256i *)(in->high + i), high);
-        _mm256_storeu_si256((__m256i *)(in->low + i), (__m256i)_mm512_cvtneps_pbh(x - kept));
-    }
+typedef struct {
+    __m512i high, low;
+} Halves;
+
+/* 32 numbers in their order. */
+INLINE Halves halves_of(vec x, vec y) {
+    __m512i high = (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
+    x -= (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(high)), 16);
+    y -= (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16);
+    return (Halves){high, (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x)};
+}
+
+/* 16 pairs (even, odd), side by side. */
+INLINE Halves paired(vec even, vec odd) {
+    static const uint16_t ORDER[32] __attribute__((aligned(64))) = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                                    21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                                    11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    __m512i order = _mm512_load_si512(ORDER);
+    __m512i high = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
+    even -= (vec)_mm512_slli_epi32(high, 16);
+    odd -= (vec)((ivec)high & (int32_t)0xffff0000);
+    return (Halves){high, _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even))};
+}
+
+/* The halves of the rows of one tile, by blocks: [k / BLOCK][2][rows][BLOCK]. */
+INLINE void split(const Input *in, int64_t first) {
+    int64_t k = in->k, rows = in->rows - first < TILE_ROWS ? in->rows - first : TILE_ROWS;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t b = 0; b < k / BLOCK; b++) {
+            const float *x = in->x + (first + r) * k + b * BLOCK;
+            uint16_t *to = in->halves + first * k * 2 + (b * 2 * rows + r) * BLOCK;
+            Halves halves = halves_of(load(x), load(x + LANES));
+            _mm512_storeu_si512(to, halves.high);
+            _mm512_storeu_si512(to + rows * BLOCK, halves.low);
+        }
 }
 
 /* A block's numbers q in bf16, pairs of inputs side by side: [BLOCK / 2][NR][2]. */
@@ -67,7 +99,7 @@ INLINE void expand(int64_t kind, const char *block, char *out) {
 #define BEGIN(G, B)                                                                \
     if (count > G) {                                                               \
         if (kind != BF16) _tile_zero(G);                                           \
-        _tile_loadd(B, kind == BF16 ? source[G] : to + G * 1024, 64);              \
+        _tile_loadd(B, kind == BF16 ? source[G] : to + G * TILE_BYTES, 64);            \
         _tile_dpbf16ps(G, LOW, B);                                                 \
     }
 #define END(G, B) \
@@ -89,12 +121,13 @@ INLINE void tile_blocks(int64_t kind, const Linear *linear, const Input *in, con
         _tile_zero(3);
         for (int64_t b = 0; b < blocks; b++) {
             const char *source[GROUP];
-            char *to = (char *)in->expanded + b * GROUP * 1024;
-            _tile_loadd(HIGH, in->high + first * k + b * BLOCK, k * 2);
-            _tile_loadd(LOW, in->low + first * k + b * BLOCK, k * 2);
+            char *to = (char *)in->expanded + b * GROUP * TILE_BYTES;
+            const uint16_t *x = in->halves + first * k * 2 + b * 2 * rows * BLOCK;
+            _tile_loadd(HIGH, x, 64);
+            _tile_loadd(LOW, x + rows * BLOCK, 64);
             for (int g = 0; g < count; g++) {
                 source[g] = block_at(linear, at[g], b);
-                if (kind != BF16 && !first) expand(kind, source[g], to + g * 1024);
+                if (kind != BF16 && !first) expand(kind, source[g], to + g * TILE_BYTES);
             }
             BEGIN(0, 6) BEGIN(1, 7) END(0, 6) END(1, 7)
             BEGIN(2, 6) BEGIN(3, 7) END(2, 6) END(3, 7)
@@ -115,6 +148,62 @@ INLINE void tile_blocks(int64_t kind, const Linear *linear, const Input *in, con
                 for (int r = 0; r < rows; r++)
                     store(out + (r * GROUP + g) * NR, load(sums + (g * TILE_ROWS + r) * NR));
         }
+        for (int r = 0; r < rows; r++) emit(into, linear, first + r, at, count, out + r * GROUP * NR);
+    }
+}
+
+/* Whole weights of a block as two tiles of halves. */
+INLINE void expand_halves(int64_t kind, const char *block, char *out) {
+    float q[BLOCK * NR] __attribute__((aligned(64)));
+    Grid grid = grid_of(kind, block, 0);
+    unpack(kind, block, q);
+    for (int i = 0; i < BLOCK; i += 2) {
+        vec even = on_grid(kind, grid, load(q + i * NR), 1.0f), odd = on_grid(kind, grid, load(q + (i + 1) * NR), 1.0f);
+        Halves halves = paired(even, odd);
+        _mm512_store_si512(out + i * 32, halves.high);
+        _mm512_store_si512(out + TILE_BYTES + i * 32, halves.low);
+    }
+}
+
+#define WEIGHT(G, B, HALF) \
+    if (count > G) _tile_loadd(B, weight + G * step + HALF * TILE_BYTES, 64);
+#define TIMES(G, X, B) \
+    if (count > G) _tile_dpbf16ps(G, X, B);
+/* Panels C and D, two at a time as a product must be ready before the next is added to it. Both low halves: left out. */
+#define MULTIPLY(C, D)                                                                          \
+    WEIGHT(C, 6, 0) WEIGHT(D, 7, 0) TIMES(C, HIGH, 6) TIMES(D, HIGH, 7) TIMES(C, LOW, 6) TIMES(D, LOW, 7) \
+    if (kind != BF16) {                                                                         \
+        WEIGHT(C, 6, 1) WEIGHT(D, 7, 1) TIMES(C, HIGH, 6) TIMES(D, HIGH, 7)                     \
+    }
+#define TAKE(G) \
+    if (count > G) _tile_stored(G, out + G * NR, GROUP * NR * sizeof(float));
+
+INLINE void wide_blocks(int64_t kind, const Linear *linear, const Input *in, const int64_t *at, int count, Emit *emit,
+                        void *into) {
+    int64_t k = in->k, blocks = k / BLOCK, step = (kind == BF16 ? 1 : 2) * TILE_BYTES;
+    float out[TILE_ROWS * GROUP * NR] __attribute__((aligned(64)));
+    for (int64_t b = 0; b < blocks; b++)
+        for (int g = 0; g < count; g++) {
+            char *to = (char *)in->expanded + (b * GROUP + g) * step;
+            if (kind == BF16) memcpy(to, block_at(linear, at[g], b), TILE_BYTES);
+            else expand_halves(kind, block_at(linear, at[g], b), to);
+        }
+    for (int64_t first = 0; first < in->rows; first += TILE_ROWS) {
+        int rows = in->rows - first < TILE_ROWS ? (int)(in->rows - first) : TILE_ROWS;
+        if (!first || rows < TILE_ROWS) configure(rows);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t b = 0; b < blocks; b++) {
+            const uint16_t *x = in->halves + first * k * 2 + b * 2 * rows * BLOCK;
+            const char *weight = (const char *)in->expanded + b * GROUP * step;
+            _tile_loadd(HIGH, x, 64);
+            _tile_loadd(LOW, x + rows * BLOCK, 64);
+            MULTIPLY(0, 1)
+            MULTIPLY(2, 3)
+        }
+        TAKE(0) TAKE(1) TAKE(2) TAKE(3)
         for (int r = 0; r < rows; r++) emit(into, linear, first + r, at, count, out + r * GROUP * NR);
     }
 }
