@@ -65,7 +65,7 @@ typedef struct {
     float *x, *q, *act, *partial;
     float *normed, *mixed, *input; /* a thread's own; `input`: what `prepare` needs */
     float *all_normed, *all_input; /* the first thread's, which all share for a prompt */
-    float *tiles;                  /* a thread's own, for prompt.h */
+    float *tiles;                  /* a thread's own, for attention.h */
 } Buffers;
 
 /* Of a prompt: whole tiles of rows, and one chunk. */
@@ -78,7 +78,7 @@ static int64_t widest(const Model *m) {
     return width > most ? width : most;
 }
 
-/* Floats of `Tiles` in prompt.h. */
+/* Floats of `Tiles` in attention.h. */
 static int64_t tiles_size(int64_t d) { return 2 * CHUNK * d + TILE_ROWS * d + 2 * CHUNK * TILE_ROWS + 16; }
 
 static int64_t own_size(const Model *m, int64_t rows, int64_t context) {
@@ -284,15 +284,25 @@ static void attend_span(const Model *m, const Batch *batch, const Buffers *b, co
     }
 }
 
-/* All (KV head, chunk) of the batch, dealt out so that neighbours share keys in the cache. */
+#ifdef __AMX_BF16__
+#include "attention.h"
+#else
+static void attend_prompt(const Model *m, const Batch *batch, const Buffers *b, int64_t layer, int thread, int threads) {}
+static void attend_window(const Model *m, const Batch *batch, const Buffers *b, const Span *span, int64_t at, int64_t kv,
+                          int64_t c) {}
+#endif
+
+/* All (KV head, chunk) of the batch, dealt out so that neighbours share keys in the cache. A draft's few keys are not worth
+   tiles. */
 static void attend_all(const Model *m, const Batch *batch, const Buffers *b, int64_t layer, int thread, int threads) {
-    int64_t group = m->heads / m->kv_heads, item = 0;
+    int64_t group = m->heads / m->kv_heads, item = 0, by_tiles = tiles_ready() && !batch->context && !(m->head_dim % BLOCK);
     for (int64_t s = 0; s < batch->spans; s++) {
         const Span *span = batch->span + s;
         for (int64_t c = 0; c * CHUNK < span->start + span->count; c++)
             for (int64_t kv = 0; kv < m->kv_heads; kv++) {
                 int64_t at = layer * span->layer_stride + kv * span->head_stride;
-                for (int64_t h = 0; h < group; h += HEADS) {
+                if (by_tiles && item++ % threads == thread) attend_window(m, batch, b, span, at, kv, c);
+                for (int64_t h = 0; h < group && !by_tiles; h += HEADS) {
                     int heads = group - h < HEADS ? (int)(group - h) : HEADS;
                     if (item++ % threads == thread) attend_span(m, batch, b, span, at, kv * group + h, heads, c);
                 }
@@ -322,12 +332,6 @@ static void combine(const Model *m, const Batch *batch, const Buffers *b) {
         }
     }
 }
-
-#ifdef __AMX_BF16__
-#include "prompt.h"
-#else
-static void attend_prompt(const Model *m, const Batch *batch, const Buffers *b, int64_t layer, int thread, int threads) {}
-#endif
 
 typedef struct {
     float *act;
