@@ -154,6 +154,12 @@ INLINE int with_bias(const Linear *linear, int64_t panel, const float *values, v
     return left < NR ? (int)left : NR;
 }
 
+INLINE void put_values(float *y, const vec values[VN], int columns) {
+    if (columns < NR) memcpy(y, values, columns * sizeof(float));
+    else
+        for (int v = 0; v < VN; v++) store(y + v * LANES, values[v]);
+}
+
 /* Columns first.. of a result. */
 typedef struct {
     float *y;
@@ -165,7 +171,7 @@ INLINE void put(void *into, const Linear *linear, int64_t row, const int64_t *at
     for (int g = 0; g < count; g++) {
         vec out[VN];
         int columns = with_bias(linear, at[g], values + g * NR, out);
-        memcpy(m->y + row * m->stride + at[g] * NR - m->first, out, columns == NR ? sizeof out : columns * sizeof(float));
+        put_values(m->y + row * m->stride + at[g] * NR - m->first, out, columns);
     }
 }
 
@@ -177,7 +183,7 @@ INLINE void add(void *into, const Linear *linear, int64_t row, const int64_t *at
         int columns = with_bias(linear, at[g], values + g * NR, out);
         for (int v = 0; v < VN && columns == NR; v++) out[v] += load(y + v * LANES);
         for (int c = 0; c < columns && columns < NR; c++) ((float *)out)[c] += y[c];
-        memcpy(y, out, columns == NR ? sizeof out : columns * sizeof(float));
+        put_values(y, out, columns);
     }
 }
 
