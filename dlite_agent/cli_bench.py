@@ -26,6 +26,7 @@ def bench_decode(
     verification: Annotated[str, typer.Option(help="match or rejection.")] = "match",
     modes: Annotated[str, typer.Option(help="ar and what to compare with it.")] = "ar,dlite,suffix,mixed",
     verify_window: Window = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each prompt and mode; the median one counts.")] = 1,
     target: Target = "smollm2-135m",
     drafter: DrafterOption = "auto",
     anchor_group_size: GroupSize = None,
@@ -63,6 +64,7 @@ def bench_decode(
         max_new_tokens=max_new_tokens,
         modes=decode.modes_of(modes),
         verify_window=verify_window,
+        repeats=repeats,
         on_row=progress,
     )
     table, kinds = decode_bench_table(result)

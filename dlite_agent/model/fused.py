@@ -1,6 +1,6 @@
-"""Whole layers in one native call: small forwards of the target, and drafts. There torch's cost is mostly calls.
+"""Whole layers in one native call: forwards of the target, and drafts.
 
-Prompt chunks are wide enough for torch and stay there; both use the same packed weights and the same KV memory.
+Prompt chunks stay with torch where the processor has no tiles (AMX); both use the same packed weights and KV memory.
 Everything here is fp32 but the weights, which may be fp16.
 """
 

@@ -1,6 +1,6 @@
-/* One decoder layer for a few rows, run by all threads of a parallel region with five barriers.
+/* One decoder layer, run by all threads of a parallel region between barriers.
 
-   What torch spends on thousands of small operations is more than the products themselves at these sizes. Attention is
+   What torch spends on thousands of small operations is more than the products themselves at a few rows. Attention is
    computed in chunks of fixed positions that are combined in order, so that, as in linear.h, a row's result depends on
    its own history alone. The drafter's layers are the same, but its rows see each other both ways, and S context
    vectors that are only keys and values. */

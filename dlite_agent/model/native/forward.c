@@ -1,4 +1,4 @@
-/* The target's forward for a few rows, and single products for everything wider. */
+/* The target's forward, and single products. */
 #include "decoder.h"
 
 typedef struct {
