@@ -37,10 +37,10 @@ class Curve:
         self._seconds = [seconds for _, seconds in points]
         self.factor = 1.0
 
-    def __call__(self, count: int) -> float:
+    def __call__(self, count: float) -> float:
         return self.factor * self._plain(count)
 
-    def _plain(self, count: int) -> float:
+    def _plain(self, count: float) -> float:
         at, seconds = self._at, self._seconds
         right = min(max(bisect_left(at, count), 1), len(at) - 1)
         left = right - 1
@@ -82,7 +82,7 @@ class CostModel:
         self._a_further = a_further
         self._rest = 0.0
 
-    def verify(self, rows: int, positions: int) -> float:
+    def verify(self, rows: float, positions: int) -> float:
         """A verify pass of `rows` over sequences that hold `positions` together; see `further`."""
         return self._verify(rows) + self._reading(positions)
 
@@ -112,7 +112,7 @@ class CostModel:
             further = sum(self.further(row.verified - 1, row.context) for row in step.rows if row.verified)
             bare = step.seconds.verify - self._reading(positions) - further
             self._verify.observe(rows, max(bare, 0.2 * step.seconds.verify))
-        steps = [row.drafted for row in step.rows if row.plan.source == "dlite"]
+        steps = [row.plan.made for row in step.rows if row.plan.source == "dlite"]
         if self._draft is not None and steps:
             self._draft.observe(max(steps), step.seconds.draft / (1 + self._a_row * (len(steps) - 1)))
         self._rest += _FAST * (step.seconds.rest - self._rest)

@@ -10,8 +10,8 @@ before. Speculation that does not pay is thereby off, row by row; a row changes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from operator import mul
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from dlite_agent.decode.suffix import Match
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dlite_agent.decode.costs import CostModel
     from dlite_agent.decode.state import Turn
 
@@ -41,6 +43,11 @@ PROBE = 24
 _BUCKETS = (2, 3, 4, 6, 10, 20)
 _COPY_PRIOR = (0.35, 0.5, 0.6, 0.72, 0.84, 0.93)
 """Acceptance of a copied token by match length, before a session has shown its own."""
+_SURE_PRIOR = tuple((i + 0.5) / 10 for i in range(10))
+"""Acceptance of DLite's drafts by the head's probability of them, in tenths: at first it is believed."""
+_CUT_WORTH = 0.02
+"""Share of a verify pass that drafts must cost for them to be cut: where rows are free, all may stay."""
+_SLOWLY = 0.05
 
 
 class Chance:
@@ -64,7 +71,7 @@ class Chance:
         _, chance._accepted, chance._tried = counts
         return chance
 
-    def record(self, accepted: int, tried: int) -> None:
+    def record(self, accepted: float, tried: int) -> None:
         self._accepted = self._accepted * self._memory + accepted
         self._tried = self._tried * self._memory + tried
 
@@ -79,31 +86,41 @@ class Odds:
     Args:
         prior: DLite's rates by position, each given that all before were right.
         copies: those of copied tokens by match length.
+        sure: DLite's again, by the head's own probability of its draft.
     """
 
     def __init__(
-        self, prior: Sequence[float], copies: Sequence[float] = _COPY_PRIOR, *, memory: float = _MEMORY
+        self,
+        prior: Sequence[float],
+        copies: Sequence[float] = _COPY_PRIOR,
+        sure: Sequence[float] = _SURE_PRIOR,
+        *,
+        memory: float = _MEMORY,
     ) -> None:
-        self._dlite = [Chance(rate, memory) for rate in prior]
-        self._suffix = [Chance(rate, memory) for rate in copies]
+        self._dlite, self._suffix, self._sure = ([Chance(r, memory) for r in rates] for rates in (prior, copies, sure))
+
+    @property
+    def _all(self) -> dict[str, list[Chance]]:
+        return {"dlite": self._dlite, "suffix": self._suffix, "sure": self._sure}
 
     def young(self) -> Odds:
         """Odds of a session that begins where these are now."""
-        return Odds([chance.rate for chance in self._dlite], [chance.rate for chance in self._suffix])
+        return Odds(*([chance.rate for chance in chances] for chances in self._all.values()))
 
     def counts(self) -> OddsCounts:
-        return {"dlite": [c.counts() for c in self._dlite], "suffix": [c.counts() for c in self._suffix]}
+        return {name: [chance.counts() for chance in chances] for name, chances in self._all.items()}
 
     @classmethod
     def from_counts(cls, counts: OddsCounts) -> Odds:
         """What `counts` gave, of a session."""
         odds = cls([])
-        odds._dlite, odds._suffix = (list(map(Chance.from_counts, counts[source])) for source in ("dlite", "suffix"))
+        for name, chances in odds._all.items():
+            chances[:] = map(Chance.from_counts, counts[name])
         return odds
 
     def fits(self, other: Odds) -> bool:
         """Whether both are about drafts of the same kinds; another drafter may have shorter blocks."""
-        return len(self._dlite) == len(other._dlite) and len(self._suffix) == len(other._suffix)
+        return [len(chances) for chances in self._all.values()] == [len(chances) for chances in other._all.values()]
 
     def dlite(self) -> list[float]:
         """Expected advance of drafting 1, 2 .. K tokens."""
@@ -114,14 +131,29 @@ class Odds:
         rate = self._suffix[_bucket(match.length)].rate
         return [1 + gain for gain in accumulate(rate**i for i in range(1, MAX_DRAFT + 1))]
 
+    def sure(self, probability: float) -> float:
+        """How often a draft is right of which the head was so sure, given that all before it were."""
+        return self._tenth(probability).rate
+
+    def _tenth(self, probability: float) -> Chance:
+        return self._sure[min(int(probability * len(self._sure)), len(self._sure) - 1)]
+
     def record(self, plan: Plan, accepted: int) -> None:
-        """What became of a plan's drafts: so many were right, the next was not if there was one."""
+        """What became of a plan's drafts: so many were right, the next was not if there was one.
+
+        The first draft that was cut off counts with its odds, for a position is not to look good because only sure
+        drafts were tried there.
+        """
         tried = min(accepted + 1, plan.length)
         if plan.match is not None:
             self._suffix[_bucket(plan.match.length)].record(accepted, tried)
         elif plan.source == "dlite":
             for position in range(tried):
                 self._dlite[position].record(int(position < accepted), 1)
+            for position, probability in enumerate(plan.sure[:tried]):
+                self._tenth(probability).record(int(position < accepted), 1)
+            if accepted == plan.length < len(plan.sure):
+                self._dlite[accepted].record(self.sure(plan.sure[accepted]), 1)
 
 
 def _bucket(length: int) -> int:
@@ -132,13 +164,20 @@ def _bucket(length: int) -> int:
 class Plan:
     """One row's draft: its source, its length, the match it is copied from, and the advance that it promised.
 
-    `expected` is 0 where the mode, not the odds, decided.
+    `expected` is 0 where the mode, not the odds, decided. `sure` are the head's probabilities of all that DLite made;
+    `length` of them are verified.
     """
 
     source: Source = "none"
     length: int = 0
     match: Match | None = None
     expected: float = 0.0
+    sure: tuple[float, ...] = ()
+
+    @property
+    def made(self) -> int:
+        """Drafts before the unsure ones were cut off."""
+        return max(self.length, len(self.sure))
 
     @property
     def label(self) -> str:
@@ -147,7 +186,7 @@ class Plan:
             return f"suffix: match of {self.match.length}"
         if self.source == "none":
             return "none: no draft pays" if self.expected else "none"
-        return self.source
+        return self.source if self.length == self.made else f"dlite: sure of {self.length} in {self.made}"
 
 
 NOTHING = Plan()
@@ -156,11 +195,13 @@ NOTHING = Plan()
 class _Choice(NamedTuple):
     """Something a row could draft; plain values, as a round weighs dozens of them for each row.
 
-    `seconds` are those of drafting, and of what the drafts' rows read of this row's context.
+    `rows` are the drafts that will be verified, as far as is known; `seconds` are those of drafting, and of what these
+    rows read of this row's context.
     """
 
     source: Source
     length: int
+    rows: float
     tokens: float
     seconds: float
 
@@ -178,6 +219,7 @@ class Planner:
         self.costs = costs
         self._common = Odds(prior, memory=_COMMON_MEMORY)
         self._ratio = 0.0
+        self._kept = 0.6
         self._sources: dict[int, Source] = {}
         self._idle: dict[int, int] = {}
 
@@ -200,17 +242,18 @@ class Planner:
     def _choices(self, turn: Turn, match: Match | None, drafting: int) -> list[_Choice]:
         """Everything a row could do. A pass of the drafter is shared by the `drafting` rows of the round before."""
         costs, odds, context = self.costs, self._odds(turn), turn.state.boundary
-        choices = [_Choice("none", 0, 1.0, 0.0)]
+        choices = [_Choice("none", 0, 0.0, 1.0, 0.0)]
         longest = turn.draft_length(MAX_DRAFT)
         a_row = 0.0 if costs is None else costs.further(1, context)
         if match is not None:
             gains = odds.suffix(match)
-            choices += [_Choice("suffix", k, gains[k - 1], k * a_row) for k in range(1, longest + 1)]
+            choices += [_Choice("suffix", k, k, gains[k - 1], k * a_row) for k in range(1, longest + 1)]
         if turn.state.features is not None:
             gains = odds.dlite()
             for k in range(1, min(len(gains), longest) + 1):
                 seconds = 0.0 if costs is None else costs.draft(k, drafting) / drafting
-                choices.append(_Choice("dlite", k, gains[k - 1], seconds + k * a_row))
+                rows = round(self._kept * k, 1)
+                choices.append(_Choice("dlite", k, rows, gains[k - 1], seconds + rows * a_row))
         return choices
 
     def _odds(self, turn: Turn) -> Odds:
@@ -218,9 +261,38 @@ class Planner:
             turn.state.odds = self._common.young()
         return turn.state.odds
 
+    def cut(self, turns: Sequence[Turn], plans: dict[int, Plan], sure: Mapping[int, Tensor]) -> dict[int, Plan]:
+        """Plans without the drafts that the head is too unsure of to pay for their rows.
+
+        Args:
+            sure: the head's probabilities [k] by id(turn), where it has told them.
+        """
+        costs = self.costs
+        rows = len(turns) + sum(plan.length for plan in plans.values())
+        if not sure or costs is None or costs.verify(rows, 0) < (1 + _CUT_WORTH) * costs.verify(len(turns), 0):
+            return plans
+        cut = dict(plans)
+        for turn in turns:
+            plan = plans[id(turn)]
+            if turn.mode != "mixed" or plan.source != "dlite" or id(turn) not in sure:
+                continue
+            odds, found = self._odds(turn), tuple(sure[id(turn)].tolist())
+            others, a_row = rows - plan.length, costs.further(1, turn.state.boundary)
+            without, reached, tokens, best, length = costs.verify(others, 0), 1.0, 0.0, 0.0, 0
+            for k, probability in enumerate(found, 1):
+                reached *= odds.sure(probability)
+                tokens += reached
+                value = tokens - self._ratio * (costs.verify(others + k, 0) - without + k * a_row)
+                if value > best:
+                    best, length = value, k
+            self._kept += _SLOWLY * (length / plan.length - self._kept)
+            rows = others + length
+            cut[id(turn)] = replace(plan, length=length, sure=found)
+        return cut
+
     def record(self, turn: Turn, plan: Plan, accepted: int) -> None:
         """A round's drafts have been verified: `accepted` of them were right."""
-        if plan.length:
+        if plan.made:
             self._odds(turn).record(plan, accepted)
             self._common.record(plan, accepted)
 
@@ -241,16 +313,16 @@ class Planner:
         if costs is None:
             return plans({key: max(choices, key=lambda c: c.tokens) for key, choices in options.items()})
         positions = sum(turn.state.boundary for turn in turns)
-        rows = total = len(turns) + sum(plan.length for plan in fixed.values())
+        rows = total = len(turns) + float(sum(plan.length for plan in fixed.values()))
         seconds_of = cache(lambda count: costs.verify(count, 0))
         ratio = self._ratio or len(turns) / (costs.verify(rows, positions) + costs.rest)
         chosen = {key: choices[0] for key, choices in options.items()}
         for _ in range(ROUNDS):
             before = dict(chosen)
             for key, choices in options.items():
-                others = total - chosen[key].length
+                others = total - chosen[key].rows
                 chosen[key] = _best(choices, ratio, others, seconds_of, self._sources.get(key, "none"))
-                total = others + chosen[key].length
+                total = round(others + chosen[key].rows, 1)
             seconds = costs.verify(total, positions) + costs.rest + sum(c.seconds for c in chosen.values())
             ratio = (sum(choice.tokens for choice in chosen.values()) + len(fixed)) / seconds
             if chosen == before:
@@ -264,13 +336,13 @@ class Planner:
 
 
 def _best(
-    choices: Sequence[_Choice], ratio: float, rows: int, seconds_of: Callable[[int], float], before: Source
+    choices: Sequence[_Choice], ratio: float, rows: float, seconds_of: Callable[[float], float], before: Source
 ) -> _Choice:
     """The choice with the greatest tokens - ratio * seconds, where `rows` are verified beside its drafts."""
     without, best, most = seconds_of(rows), choices[0], -math.inf
     for choice in choices:
-        source, length, tokens, seconds = choice
-        value = tokens - ratio * (seconds_of(rows + length) - without + seconds)
+        source, _, added, tokens, seconds = choice
+        value = tokens - ratio * (seconds_of(rows + added) - without + seconds)
         if source == before:
             value += STAY
         if value > most:
@@ -278,10 +350,12 @@ def _best(
     return best
 
 
-def _probe(choices: Sequence[_Choice], ratio: float, rows: int, seconds_of: Callable[[int], float]) -> _Choice | None:
+def _probe(
+    choices: Sequence[_Choice], ratio: float, rows: float, seconds_of: Callable[[float], float]
+) -> _Choice | None:
     """The shortest draft of a source that would pay if all of a draft were right."""
     for choice in choices:
-        added = seconds_of(rows + choice.length) - seconds_of(rows) + choice.seconds
+        added = seconds_of(rows + choice.rows) - seconds_of(rows) + choice.seconds
         if choice.length > ratio * added:
             return next(other for other in choices if other.source == choice.source)
     return None

@@ -74,10 +74,15 @@ Observer = Callable[[StepFigures], None]
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafts [k] of one turn; `q` [k, V] is the distribution they were drawn from, None where they are its argmax."""
+    """Drafts [k] of one turn, and the head's probabilities `sure` [k] of them; `q` [k, V] is the distribution they were
+    drawn from, None where they are its argmax."""
 
     ids: Tensor
-    q: Tensor | None
+    q: Tensor | None = None
+    sure: Tensor | None = None
+
+    def first(self, count: int) -> Proposal:
+        return Proposal(self.ids[:count], None if self.q is None else self.q[:count])
 
 
 class Decoder:
@@ -197,8 +202,12 @@ class Decoder:
         turns = [turn for turn in turns if turn.decoding or not turn.state.pending or chunks.get(id(turn))]
         contexts = [turn.state.boundary for turn in turns]
         self._clock.enter("draft")
-        plans = self.planner.plan([turn for turn in turns if turn.decoding])
-        proposals = self._draft([turn for turn in turns if turn.decoding], plans)
+        deciding = [turn for turn in turns if turn.decoding]
+        plans = self.planner.plan(deciding)
+        proposals = self._draft(deciding, plans)
+        sure = {key: proposal.sure for key, proposal in proposals.items() if proposal.sure is not None}
+        plans = self.planner.cut(deciding, plans, sure)
+        proposals = {key: proposal.first(plans[key].length) for key, proposal in proposals.items()}
         self._clock.enter("verify")
         inputs = [self._input(turn, chunks, proposals) for turn in turns]
         logits, taps = self._forward(turns, inputs)
@@ -236,7 +245,7 @@ class Decoder:
         for turn in turns:
             plan, ids = plans[id(turn)], turn.state.ids
             copied = [] if plan.match is None else continuation(ids, plan.match, plan.length)
-            proposals[id(turn)] = Proposal(torch.tensor(copied, dtype=torch.int64, device=self.target.device), None)
+            proposals[id(turn)] = Proposal(torch.tensor(copied, dtype=torch.int64, device=self.target.device))
         wanting = [turn for turn in turns if plans[id(turn)].source == "dlite"]
         drafter = self.drafter
         if drafter is None or not wanting:
@@ -260,6 +269,7 @@ class Decoder:
         sampled = [i for i, turn in enumerate(turns) if turn.sampler.drafts_sampled]
         numbers = [turns[i].sampler.numbers(len(turns[i].state.ids), max(lengths), DRAFT) for i in sampled]
         q: list[list[Tensor]] = [[] for _ in turns]
+        most: list[Tensor] = []
         paths = [(i, _Path(turn.sampler.matcher)) for i, turn in enumerate(turns) if turn.sampler.matcher is not None]
         vocab = self.drafter.draft_vocab_ids
 
@@ -270,25 +280,27 @@ class Decoder:
             for i, uniform in zip(sampled, numbers, strict=True):
                 q[i].append(filtered(logits[i : i + 1], turns[i].sampler.params))
                 picked[i : i + 1] = draw(q[i][-1], uniform[step : step + 1])
+            most.append(logits.float().softmax(-1).gather(1, picked.unsqueeze(1)).squeeze(1))
             for i, path in paths:
                 path.follow(int(picked[i] if vocab is None else vocab[picked[i]]))
             return picked
 
         if not sampled and not paths:
             greedy = self._draft_greedy if self._draft_graphs is None else self._draft_graphs.run
-            drafts = greedy(features, tokens, max(lengths))
+            drafts, sure = greedy(features, tokens, max(lengths))
         else:
             try:
                 drafts = self.drafter.draft(features, tokens, target.embedding, max(lengths), choose)
+                sure = torch.stack(most, dim=1)
             finally:
                 for _, path in paths:
                     path.leave()
         return {
-            id(turn): Proposal(drafts[i, :length], self._full_vocabulary(q[i][:length]))
+            id(turn): Proposal(drafts[i, :length], self._full_vocabulary(q[i][:length]), sure[i, :length])
             for i, (turn, length) in enumerate(zip(turns, lengths, strict=True))
         }
 
-    def _draft_greedy(self, features: Tensor, tokens: Tensor, steps: int) -> Tensor:
+    def _draft_greedy(self, features: Tensor, tokens: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         assert self.drafter is not None
         return self.drafter.draft_greedy(features, tokens, self.target.embedding, steps)
 

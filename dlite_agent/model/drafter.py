@@ -303,10 +303,17 @@ class Drafter(nn.Module):
         hidden = self.backbone(features, tokens, embedding, self.placeholders(steps))[:, :steps]
         return self.sequential_head.draft(hidden, tokens[:, -1], self._seed(tokens), choose_id)
 
-    def draft_greedy(self, features: Tensor, tokens: Tensor, embedding: Tensor, steps: int) -> Tensor:
-        """`draft` with the likeliest token at every step."""
+    def draft_greedy(self, features: Tensor, tokens: Tensor, embedding: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """`draft` with the likeliest token at every step; ids and the head's probabilities of them, both [N, steps]."""
         if self._fused is None:
-            return self.draft(features, tokens, embedding, steps, lambda _, logits: logits.argmax(-1))
+            sure: list[Tensor] = []
+
+            def choose(_: int, logits: Tensor) -> Tensor:
+                most, rows = logits.float().softmax(-1).max(-1)
+                sure.append(most)
+                return rows
+
+            return self.draft(features, tokens, embedding, steps, choose), torch.stack(sure, dim=1)
         context, x = self._inputs(features, tokens, embedding, self.placeholders(steps))
         return self._fused.run(x, context, tokens, self._seed(tokens), steps)
 

@@ -93,7 +93,7 @@ class _Draft(Structure):
     _fields_ = (
         ("batch", _Batch),
         *_integers("steps", "placeholders"),
-        *_pointers("anchor", "seed", "ids", "head_scratch"),
+        *_pointers("anchor", "seed", "ids", "sure", "head_scratch"),
     )
 
 
@@ -286,8 +286,8 @@ class FusedDraft:
         )
         self._scratch = _Scratch()
 
-    def run(self, x: Tensor, context: Tensor, tokens: Tensor, seed: Tensor | None, steps: int) -> Tensor:
-        """Token ids [N, steps], each the head's likeliest.
+    def run(self, x: Tensor, context: Tensor, tokens: Tensor, seed: Tensor | None, steps: int) -> tuple[Tensor, Tensor]:
+        """Token ids [N, steps], each the head's likeliest, and its probabilities of them.
 
         Args:
             x: embeddings [N, g + P, H] of the last real tokens and at least `steps` placeholders; overwritten.
@@ -314,7 +314,7 @@ class FusedDraft:
         ]
         context, anchor = context.contiguous(), tokens[:, -1].contiguous()
         seed = None if seed is None else seed.contiguous()
-        ids = torch.empty(count, steps, dtype=torch.int64)
+        ids, sure = torch.empty(count, steps, dtype=torch.int64), torch.empty(count, steps)
         head = ctypes.byref(self._head)
         size = layers.lib.dlite_draft_scratch(head, count, steps, hidden, threads)
         batch = layers.batch(x.flatten(0, 1), spans, 1, context, threads)
@@ -325,7 +325,8 @@ class FusedDraft:
             anchor.data_ptr(),
             None if seed is None else seed.data_ptr(),
             ids.data_ptr(),
+            sure.data_ptr(),
             self._scratch.of(size),
         )
         layers.lib.dlite_draft(layers.c, head, ctypes.byref(native), threads)
-        return ids
+        return ids, sure

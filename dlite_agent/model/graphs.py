@@ -110,15 +110,18 @@ class DecodeGraphs:
         return _Captured(graph, ids, positions, plan, outputs)
 
 
+Drafts = tuple[Tensor, Tensor]
+
+
 class DraftGraphs:
-    """Captured greedy drafts by shape. `body` maps (features, tokens) to drafted ids for a fixed number of steps."""
+    """Captured greedy drafts by shape. `body`: see `Drafter.draft_greedy`."""
 
-    def __init__(self, body: Callable[[Tensor, Tensor, int], Tensor]) -> None:
+    def __init__(self, body: Callable[[Tensor, Tensor, int], Drafts]) -> None:
         self._body = body
-        self._captured: dict[tuple[int, int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
+        self._captured: dict[tuple[int, int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Drafts]] = {}
 
-    def run(self, features: Tensor, tokens: Tensor, steps: int) -> Tensor:
-        """Drafts [N, steps]; overwritten by the next run of the same shape."""
+    def run(self, features: Tensor, tokens: Tensor, steps: int) -> Drafts:
+        """Ids and their probabilities [N, steps]; overwritten by the next run of the same shape."""
         key = (*tokens.shape, steps)
         if key not in self._captured:
             self._captured[key] = self._capture(features.clone(), tokens.clone(), steps)
@@ -130,6 +133,6 @@ class DraftGraphs:
 
     def _capture(
         self, features: Tensor, tokens: Tensor, steps: int
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]:
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Drafts]:
         graph, drafts = capture(lambda: self._body(features, tokens, steps), None)
         return graph, features, tokens, drafts

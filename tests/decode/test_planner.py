@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
 
 from dlite_agent.config import Mode
 from dlite_agent.decode.costs import CostModel, Curve
@@ -13,10 +14,11 @@ from dlite_agent.decode.rounds import Decoder
 from dlite_agent.decode.sampling import SamplingParams
 from dlite_agent.decode.suffix import Match
 from dlite_agent.model.target import Target
-from tests.helpers import GREEDY, pool_for, prompt, run_batch, run_turn, successor_drafter
+from tests.helpers import GREEDY, make_drafter, pool_for, prompt, run_batch, run_turn, successor_drafter
 
 FLAT = [(1, 1.0), (64, 1.0)]
 STEEP = [(1, 1.0), (64, 64.0)]
+RISING = [(1, 1.0), (64, 7.3)]
 CHEAP_DRAFT = [(1, 0.01), (7, 0.02)]
 
 
@@ -120,6 +122,52 @@ def test_odds_count_the_draft_after_the_last_right_one_as_wrong() -> None:
     assert one > 1.9
     assert two - one < 0.1
     assert three - two < 0.05
+
+
+@pytest.mark.parametrize(
+    ("verify", "sure", "kept"),
+    [
+        (FLAT, [0.95, 0.05, 0.05], 3),
+        (RISING, [0.95, 0.9, 0.05, 0.9], 2),
+        (RISING, [0.05, 0.95], 0),
+        (RISING, [0.95] * 7, 7),
+    ],
+)
+def test_drafts_that_the_head_is_unsure_of_are_cut(
+    verify: list[tuple[int, float]], sure: list[float], kept: int, target: Target
+) -> None:
+    decoder = decoder_with(target, CostModel(verify, 0.0, CHEAP_DRAFT))
+    turn = decoder.begin(decoder.open(), prompt(30), GREEDY, max_new_tokens=9, mode="mixed")
+    planner, plans = decoder.planner, {id(turn): Plan("dlite", len(sure))}
+    planner.plan([turn])
+    (found,) = planner.cut([turn], plans, {id(turn): torch.tensor(sure)}).values()
+    assert (found.source, found.length, found.made) == ("dlite", kept, len(sure))
+    turn.mode = "dlite"
+    assert planner.cut([turn], plans, {id(turn): torch.tensor(sure)}) == plans, "a fixed window stays fixed"
+
+
+def test_cutting_changes_no_token_and_spares_rows(target: Target) -> None:
+    """The head of a drafter with random weights is sure of nothing."""
+    params = SamplingParams(temperature=2, seed=7)
+    plain, decoder = (Decoder(target, make_drafter(target.spec), pool_for(target)) for _ in range(2))
+    decoder.planner = Planner([0.6] * decoder.proposal_length, CostModel(RISING, 0.0, CHEAP_DRAFT))
+    ar, _ = run_turn(plain, plain.open(), prompt(30), params, mode="ar", max_new_tokens=150)
+    mixed, steps = run_turn(decoder, decoder.open(), prompt(30), params, mode="mixed", max_new_tokens=150)
+    assert mixed.generated == ar.generated
+    drafts = [row for step in steps for row in step.rows if row.plan.source == "dlite"]
+    assert any(row.drafted < row.plan.made for row in drafts)
+    assert all(row.drafted == row.plan.length for row in drafts)
+
+
+def test_a_position_does_not_look_good_for_being_tried_when_sure() -> None:
+    """Half of the drafts are right, and the head knows which: those that are wrong are cut."""
+    odds = Odds([0.9])
+    for _ in range(300):
+        odds.record(Plan("dlite", 1, sure=(0.97,)), 1)
+        odds.record(Plan("dlite", 0, sure=(0.03,)), 0)
+    assert odds.sure(0.97) > 0.95
+    assert odds.sure(0.03) == 0.05, "nothing was learned where nothing was tried"
+    assert 1.4 < odds.dlite()[0] < 1.6
 
 
 def test_costs_follow_a_change_of_load_within_a_dozen_rounds() -> None:

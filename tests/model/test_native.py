@@ -165,9 +165,10 @@ def test_drafts_equal_the_modules(target: Target, group_size: int, vocab: int | 
             tokens = torch.randint(0, target.spec.vocab_size, (count, real), generator=generator)
             for steps in (1, 4, 7):
                 with torch.no_grad():
-                    wanted = plain.draft_greedy(features, tokens, target.embedding, steps)
-                    found = fast.draft_greedy(features, tokens, target.embedding, steps)
+                    wanted, likely = plain.draft_greedy(features, tokens, target.embedding, steps)
+                    found, sure = fast.draft_greedy(features, tokens, target.embedding, steps)
                 assert torch.equal(found, wanted)
+                assert torch.allclose(sure, likely, rtol=1e-3)
 
 
 @pytest.mark.parametrize("window", [2, 5, 8])

@@ -13,17 +13,20 @@ typedef struct {
     int64_t steps, placeholders;
     const int64_t *anchor, *seed; /* [spans]; seed: the token before the anchor, or null */
     int64_t *ids;                 /* [spans, steps] */
+    float *sure;                  /* [spans, steps]: the head's probability of each id */
     float *head_scratch;
 } Draft;
+
+#define BEST 3 /* of a row: the largest value, its output, and the sum of exp(value - largest) */
 
 int64_t dlite_draft_scratch(const Head *head, int64_t spans, int64_t steps, int64_t hidden, int64_t threads) {
     int64_t r = head->rank;
     int64_t own = spans * (2 * r + steps * hidden) + input_size(spans * steps, hidden > 2 * r ? hidden : 2 * r);
-    return spans * (2 * r + r + steps * r + 2 * threads) + threads * own;
+    return spans * (2 * r + r + steps * r + BEST * threads) + threads * own;
 }
 
 typedef struct {
-    float *gates, *mixed, *from_hidden, *best; /* shared: [spans, 2r], [spans, r], [spans, steps, r], [threads, spans, 2] */
+    float *gates, *mixed, *from_hidden, *best; /* shared: [spans, 2r], [spans, r], [spans, steps, r], [threads, spans, BEST] */
     float *joined, *hidden, *input;            /* a thread's own: [spans, 2r] state and embedding, [spans, steps, H] */
 } HeadBuffers;
 
@@ -35,7 +38,7 @@ static HeadBuffers head_buffers(const Model *m, const Head *head, const Draft *d
     b.best = b.from_hidden + n * draft->steps * r;
     int64_t own = n * (2 * r + draft->steps * m->hidden);
     own += input_size(n * draft->steps, m->hidden > 2 * r ? m->hidden : 2 * r);
-    b.joined = b.best + threads * n * 2 + thread * own;
+    b.joined = b.best + threads * n * BEST + thread * own;
     b.hidden = b.joined + n * 2 * r;
     b.input = b.hidden + n * draft->steps * m->hidden;
     return b;
@@ -67,25 +70,28 @@ static void advance(const Head *head, const Draft *draft, HeadBuffers *b, const 
 }
 
 typedef struct {
-    float *best; /* [spans, 2]: value and row */
+    float *best; /* [spans, BEST] */
 } Best;
 
 INLINE void largest(void *into, const Linear *linear, int64_t row, const int64_t *at, int count, const float *values) {
-    float *best = ((Best *)into)->best + row * 2;
+    float *best = ((Best *)into)->best + row * BEST, before = best[0];
+    vec out[GROUP * VN], mass = {0};
     for (int g = 0; g < count; g++) {
-        vec out[VN];
-        int columns = with_bias(linear, at[g], values + g * NR, out);
-        for (int c = 0; c < columns; c++) {
-            float value = ((float *)out)[c];
+        int columns = with_bias(linear, at[g], values + g * NR, out + g * VN);
+        for (int c = 0; c < NR; c++) {
+            float *value = (float *)(out + g * VN) + c;
             int32_t found = (int32_t)(at[g] * NR + c);
-            if (value <= best[0]) continue;
-            best[0] = value;
+            if (c >= columns) *value = -INFINITY;
+            if (*value <= best[0]) continue;
+            best[0] = *value;
             memcpy(best + 1, &found, sizeof found);
         }
     }
+    for (int v = 0; v < count * VN; v++) mass += exponential(out[v] - best[0]);
+    best[2] = total(mass) + (best[2] > 0 ? best[2] * expf(before - best[0]) : 0);
 }
 
-/* ids[:, step] = the likeliest token after the present state. */
+/* ids[:, step] = the likeliest token after the present state, and how likely it is. */
 static void step_head(const Head *head, const Draft *draft, HeadBuffers *b, int64_t step, Barrier *barrier, int thread,
                       int threads) {
     int64_t r = head->rank, n = draft->batch.spans, outputs = panels_of(&head->output), columns = (r + NR - 1) / NR;
@@ -98,17 +104,22 @@ static void step_head(const Head *head, const Draft *draft, HeadBuffers *b, int6
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = first * NR; j < last * NR && j < r; j++)
             b->mixed[i * r + j] += b->from_hidden[(i * draft->steps + step) * r + j];
-    Best best = {b->best + thread * n * 2};
-    for (int64_t i = 0; i < n; i++) best.best[i * 2] = -INFINITY;
+    Best best = {b->best + thread * n * BEST};
+    for (int64_t i = 0; i < n; i++) best.best[i * BEST] = -INFINITY, best.best[i * BEST + 2] = 0;
     meet(barrier, threads);
     in = prepare(&head->output, b->mixed, n, b->input);
     panels(&head->output, &in, outputs * thread / threads, outputs * (thread + 1) / threads, largest, &best);
     meet(barrier, threads);
     if (thread == 0)
         for (int64_t i = 0; i < n; i++) {
-            const float *found = b->best + i * 2;
+            const float *of_threads = b->best + i * BEST, *found = of_threads;
             for (int t = 1; t < threads; t++)
-                if (b->best[(t * n + i) * 2] > found[0]) found = b->best + (t * n + i) * 2;
+                if (of_threads[t * n * BEST] > found[0]) found = of_threads + t * n * BEST;
+            float mass = 0;
+            for (int t = 0; t < threads; t++)
+                if (of_threads[t * n * BEST + 2] > 0)
+                    mass += of_threads[t * n * BEST + 2] * expf(of_threads[t * n * BEST] - found[0]);
+            draft->sure[i * draft->steps + step] = 1 / mass;
             int32_t row;
             memcpy(&row, found + 1, sizeof row);
             draft->ids[i * draft->steps + step] = head->vocab ? head->vocab[row] : row;
