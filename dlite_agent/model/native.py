@@ -30,7 +30,7 @@ from dlite_agent.paths import cache_dir
 
 log = logging.getLogger(__name__)
 
-_HEADERS = ("linear.h", "blocks.h", "tiles.h", "decoder.h", "attention.h")
+_HEADERS = ("linear.h", "blocks.h", "tiles.h", "decoder.h", "attention.h", "attention_tiles.h")
 _SOURCES = ("forward.c", "draft.c")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp", "-fPIC")
 
