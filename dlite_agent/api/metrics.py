@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -16,6 +17,8 @@ from dlite_agent.session.tiers import Tiers
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _TOKENS = (1, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+_FIGURES = re.compile(r": (match|sure) of .*")
+"""What a round's label says in numbers; a label of a metric must be one of few."""
 
 
 class Metrics:
@@ -82,7 +85,7 @@ class Metrics:
             self.drafts.inc(row.drafted > 0)
             self.drafted.inc(row.drafted)
             self.accepted.inc(row.advance - 1)
-            self.rounds.labels(row.source.split(": match")[0]).inc()
+            self.rounds.labels(_FIGURES.sub("", row.source)).inc()
             for part, seconds in (("draft", row.t_d), ("verify", row.t_v), ("rest", row.t_s)):
                 self.parts.labels(part).inc(seconds)
         self.first_token.observe(first - figures.queued)

@@ -20,6 +20,7 @@ import xgrammar as xg
 
 from dlite_agent.decode.schema import unenforced
 from dlite_agent.errors import DliteError, InvalidRequest, ModelError
+from dlite_agent.model.native import mask_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -276,6 +277,7 @@ class Matcher:
             raise ValueError(f"logits {tuple(logits.shape)} do not fit {len(drafts)} drafts of {self.vocab_size} ids")
         begin = time.monotonic()
         masks, taken = self.window(drafts[: logits.shape[0] - 1])
-        xg.apply_token_bitmask_inplace(logits, masks.to(logits.device), vocab_size=self.vocab_size)
+        if not mask_logits(logits, masks):
+            xg.apply_token_bitmask_inplace(logits, masks.to(logits.device), vocab_size=self.vocab_size)
         self.spent.append((begin, time.monotonic() - begin))
         return taken

@@ -118,10 +118,9 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-CDF samples [R] of unnormalised weights [R, V] at uniform numbers [R]."""
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:]
-    picked = torch.searchsorted(cumulative, uniform.to(weights.dtype).unsqueeze(1) * total, right=True).squeeze(1)
-    # Rounding may push the threshold to the very end: fall back to the last token with any weight.
-    last = weights.shape[-1] - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)
-    return torch.minimum(picked, last)
+    picked = torch.searchsorted(cumulative, uniform.to(weights.dtype).unsqueeze(1) * total, right=True)
+    # Rounding may push the threshold to the very end: fall back to the last token that adds any weight.
+    return torch.minimum(picked, torch.searchsorted(cumulative, total.contiguous())).squeeze(1)
 
 
 class Sampler:

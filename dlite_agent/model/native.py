@@ -97,6 +97,8 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.dlite_linear.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int)
     found.dlite_forward.argtypes = (c_void_p, c_void_p, c_int)
     found.dlite_draft.argtypes = (c_void_p, c_void_p, c_void_p, c_int)
+    found.dlite_mask.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
+    found.dlite_mask.restype = None
     found.dlite_linear.restype = found.dlite_forward.restype = found.dlite_draft.restype = None
     found.dlite_linear_scratch.argtypes = (c_void_p, c_int64, c_int64)
     found.dlite_scratch.argtypes = (c_void_p, c_int64, c_int64, c_int64, c_int64)
@@ -104,6 +106,23 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     for sizes in (found.dlite_linear_scratch, found.dlite_scratch, found.dlite_draft_scratch):
         sizes.restype = c_int64
     return found
+
+
+def mask_logits(logits: Tensor, allowed: Tensor) -> bool:
+    """Set logits [R, V] (fp32, rows contiguous) of refused ids to -inf, in place.
+
+    Args:
+        allowed: int32 [R, ceil(V / 32)]; bit id % 32 of word id // 32 is set for an id that may stand there.
+
+    Returns:
+        False where the kernel does not serve; then nothing has been done.
+    """
+    lib = library()
+    if lib is None or logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return False
+    rows, vocab = logits.shape
+    lib.dlite_mask(logits.data_ptr(), allowed.data_ptr(), rows, vocab, logits.stride(0), allowed.shape[1])
+    return True
 
 
 class NativeLinear:

@@ -179,3 +179,26 @@ def test_dlite_equals_ar_to_the_last_token(target: Target, window: int) -> None:
     dlite, steps = run_turn(decoder, decoder.open(), ids, verify_window=window, max_new_tokens=200)
     assert dlite.state.ids == ar.state.ids
     assert len(steps) < 150
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_logits_are_masked_bit_by_bit(data: st.DataObject) -> None:
+    vocab, rows = data.draw(st.integers(1, 200), label="vocab"), data.draw(st.integers(1, 4), label="rows")
+    words = st.sampled_from([0, -1, 1, -(2**31), 0x55555555]) | st.integers(-(2**31), 2**31 - 1)
+    width = -(-vocab // 32)
+    allowed = torch.tensor(data.draw(st.lists(words, min_size=rows * width, max_size=rows * width), label="bits"))
+    allowed = allowed.to(torch.int32).view(rows, width)
+    wide = torch.randn(rows, vocab + data.draw(st.integers(0, 5), label="beyond"))
+    found = wide.clone()
+    assert native.mask_logits(found[:, :vocab], allowed)
+    for row in range(rows):
+        for id in range(wide.shape[1]):
+            kept = id >= vocab or int(allowed[row, id // 32]) >> id % 32 & 1
+            assert found[row, id] == (wide[row, id] if kept else -torch.inf)
+
+
+def test_what_the_mask_kernel_does_not_take_is_left_alone() -> None:
+    logits = torch.zeros(1, 40, dtype=torch.bfloat16)
+    assert not native.mask_logits(logits, torch.zeros(1, 2, dtype=torch.int32))
+    assert not logits.any()

@@ -1,4 +1,4 @@
-/* The target's forward, and single products. */
+/* The target's forward, single products, and masks of logits. */
 #include "decoder.h"
 
 typedef struct {
@@ -60,5 +60,19 @@ void dlite_linear(const Linear *linear, const float *x, float *y, int64_t rows, 
         Input in = prepare(linear, x, rows, scratch + thread * input_size(rows, linear->k));
         panels(linear, &in, columns * thread / count, columns * (thread + 1) / count, put, &into);
         tiles_done();
+    }
+}
+
+/* Logits [rows, vocab] become -infinity where bit id % 32 of word id / 32 of `allowed` [rows, words] is not set. */
+void dlite_mask(float *logits, const uint32_t *allowed, int64_t rows, int64_t vocab, int64_t stride, int64_t words) {
+    ivec lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (int64_t r = 0; r < rows; r++, logits += stride, allowed += words) {
+        for (int64_t id = 0; id + LANES <= vocab; id += LANES) {
+            ivec bits = (ivec){0} + (int32_t)(allowed[id / 32] >> id % 32);
+            store(logits + id, choose(-(bits >> lane & 1), load(logits + id), (vec){0} - INFINITY));
+        }
+        for (int64_t id = vocab / LANES * LANES; id < vocab; id++)
+            if (!(allowed[id / 32] >> id % 32 & 1)) logits[id] = -INFINITY;
     }
 }
