@@ -65,11 +65,12 @@ class BoundedOutput:
             self._spool = None
 
     def _write_spool(self, chunk: bytes) -> None:
+        written = self.total
         if self._spool is None:
             # Nothing was elided yet, so head and tail still hold everything that came before.
             self._spool = self._path.open("wb", buffering=0)
-            self._spool.write(self._head + self._tail)
-        room = self._spool_limit - self.total
+            chunk, written = bytes(self._head + self._tail) + chunk, 0
+        room = self._spool_limit - written
         if room > 0:
             # A full disk must not end the run; the bounded text is still right.
             with contextlib.suppress(OSError):

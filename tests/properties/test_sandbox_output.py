@@ -5,14 +5,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlite_agent.agent.sandbox_output import BoundedOutput
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.binary(max_size=60), max_size=30), st.integers(1, 100), st.integers(1, 400))
+@example(chunks=[b"five.", b"!"], limit=5, spool_limit=1)
+@given(chunks=st.lists(st.binary(max_size=60), max_size=30), limit=st.integers(1, 100), spool_limit=st.integers(1, 400))
 def test_head_tail_count_and_spool(chunks: list[bytes], limit: int, spool_limit: int) -> None:
     whole = b"".join(chunks)
     with tempfile.TemporaryDirectory() as folder:
