@@ -269,7 +269,7 @@ class Planner:
         """
         costs = self.costs
         rows = len(turns) + sum(plan.length for plan in plans.values())
-        if not sure or costs is None or costs.verify(rows, 0) < (1 + _CUT_WORTH) * costs.verify(len(turns), 0):
+        if costs is None or costs.verify(rows, 0) < (1 + _CUT_WORTH) * costs.verify(len(turns), 0):
             return plans
         cut = dict(plans)
         for turn in turns:

@@ -206,8 +206,9 @@ class Decoder:
         plans = self.planner.plan(deciding)
         proposals = self._draft(deciding, plans)
         sure = {key: proposal.sure for key, proposal in proposals.items() if proposal.sure is not None}
-        plans = self.planner.cut(deciding, plans, sure)
-        proposals = {key: proposal.first(plans[key].length) for key, proposal in proposals.items()}
+        if sure:
+            plans = self.planner.cut(deciding, plans, sure)
+            proposals |= {key: proposals[key].first(plans[key].length) for key in sure}
         self._clock.enter("verify")
         inputs = [self._input(turn, chunks, proposals) for turn in turns]
         logits, taps = self._forward(turns, inputs)
