@@ -270,7 +270,9 @@ class Decoder:
         sampled = [i for i, turn in enumerate(turns) if turn.sampler.drafts_sampled]
         numbers = [turns[i].sampler.numbers(len(turns[i].state.ids), max(lengths), DRAFT) for i in sampled]
         q: list[list[Tensor]] = [[] for _ in turns]
-        most: list[Tensor] = []
+        # Only mixed turns are cut by what the head is sure of.
+        cutting, most = any(turn.mode == "mixed" for turn in turns), list[Tensor]()
+        sure: Tensor | None = None
         paths = [(i, _Path(turn.sampler.matcher)) for i, turn in enumerate(turns) if turn.sampler.matcher is not None]
         vocab = self.drafter.draft_vocab_ids
 
@@ -281,7 +283,8 @@ class Decoder:
             for i, uniform in zip(sampled, numbers, strict=True):
                 q[i].append(filtered(logits[i : i + 1], turns[i].sampler.params))
                 picked[i : i + 1] = draw(q[i][-1], uniform[step : step + 1])
-            most.append(logits.float().softmax(-1).gather(1, picked.unsqueeze(1)).squeeze(1))
+            if cutting:
+                most.append(logits.float().softmax(-1).gather(1, picked.unsqueeze(1)).squeeze(1))
             for i, path in paths:
                 path.follow(int(picked[i] if vocab is None else vocab[picked[i]]))
             return picked
@@ -292,12 +295,14 @@ class Decoder:
         else:
             try:
                 drafts = self.drafter.draft(features, tokens, target.embedding, max(lengths), choose)
-                sure = torch.stack(most, dim=1)
+                sure = torch.stack(most, dim=1) if cutting else None
             finally:
                 for _, path in paths:
                     path.leave()
         return {
-            id(turn): Proposal(drafts[i, :length], self._full_vocabulary(q[i][:length]), sure[i, :length])
+            id(turn): Proposal(
+                drafts[i, :length], self._full_vocabulary(q[i][:length]), None if sure is None else sure[i, :length]
+            )
             for i, (turn, length) in enumerate(zip(turns, lengths, strict=True))
         }
 

@@ -47,8 +47,11 @@ INLINE void transpose(__m512i x[16]) {
     memcpy(x, out, sizeof out);
 }
 
-INLINE void store_tile(char *out, const __m512i x[16]) {
-    for (int i = 0; i < 16; i++) _mm512_store_si512(out + i * 64, x[i]);
+/* Two tiles of halves with rows for columns. */
+INLINE void store_turned(char *out, __m512i high[16], __m512i low[16]) {
+    transpose(high);
+    transpose(low);
+    for (int i = 0; i < 16; i++) store_halves(out + i * 64, (Halves){high[i], low[i]});
 }
 
 /* 32 rows at `from`, of which n are there: they themselves, or a copy with zeros behind them. */
@@ -57,11 +60,6 @@ INLINE const float *padded(const float *from, int64_t n, int64_t d, float *spare
     memcpy(spare, from, n * d * sizeof(float));
     memset(spare + n * d, 0, (32 - n) * d * sizeof(float));
     return spare;
-}
-
-INLINE void store_halves(char *to, Halves halves) {
-    _mm512_store_si512(to, halves.high);
-    _mm512_store_si512(to + TILE_BYTES, halves.low);
 }
 
 /* Keys of n positions, zeros behind them up to whole pairs of tiles: as they are, [16 keys][32 numbers]. */
@@ -89,9 +87,7 @@ INLINE void chunk_values(const float *values, int64_t n, int64_t d, int turned, 
                 if (turned) high[p] = halves.high, low[p] = halves.low;
                 else store_halves(out + p * 64, halves);
             }
-            if (!turned) continue;
-            transpose(high), store_tile(out, high);
-            transpose(low), store_tile(out + TILE_BYTES, low);
+            if (turned) store_turned(out, high, low);
         }
     }
 }
@@ -105,10 +101,7 @@ static void tile_queries(const float *const q[16], int64_t lanes, int64_t d, cha
             if (r < lanes) halves = halves_of(load(q[r] + i), load(q[r] + i + LANES));
             high[r] = halves.high, low[r] = halves.low;
         }
-        transpose(high);
-        transpose(low);
-        store_tile(out + i / 32 * 2 * TILE_BYTES, high);
-        store_tile(out + (i / 32 * 2 + 1) * TILE_BYTES, low);
+        store_turned(out + i / 32 * 2 * TILE_BYTES, high, low);
     }
 }
 
@@ -173,9 +166,7 @@ INLINE vec soften(const Tiles *t, int64_t pairs, float scale, vec least, int tur
             if (turned) high[p] = halves.high, low[p] = halves.low;
             else store_halves(to + p * 64, halves);
         }
-        if (!turned) continue;
-        transpose(high), store_tile(to, high);
-        transpose(low), store_tile(to + TILE_BYTES, low);
+        if (turned) store_turned(to, high, low);
     }
     return mass;
 }

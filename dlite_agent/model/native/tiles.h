@@ -54,6 +54,12 @@ INLINE Halves paired(vec even, vec odd) {
     return (Halves){high, _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even))};
 }
 
+/* A row of two tiles that lie side by side in memory. */
+INLINE void store_halves(char *to, Halves halves) {
+    _mm512_store_si512(to, halves.high);
+    _mm512_store_si512(to + TILE_BYTES, halves.low);
+}
+
 /* The halves of the rows of one tile, by blocks: [k / BLOCK][2][rows][BLOCK]. */
 INLINE void split(const Input *in, int64_t first) {
     int64_t k = in->k, rows = in->rows - first < TILE_ROWS ? in->rows - first : TILE_ROWS;
@@ -99,7 +105,7 @@ INLINE void expand(int64_t kind, const char *block, char *out) {
 #define BEGIN(G, B)                                                                \
     if (count > G) {                                                               \
         if (kind != BF16) _tile_zero(G);                                           \
-        _tile_loadd(B, kind == BF16 ? source[G] : to + G * TILE_BYTES, 64);            \
+        _tile_loadd(B, kind == BF16 ? source[G] : to + G * TILE_BYTES, 64);        \
         _tile_dpbf16ps(G, LOW, B);                                                 \
     }
 #define END(G, B) \
@@ -159,9 +165,7 @@ INLINE void expand_halves(int64_t kind, const char *block, char *out) {
     unpack(kind, block, q);
     for (int i = 0; i < BLOCK; i += 2) {
         vec even = on_grid(kind, grid, load(q + i * NR), 1.0f), odd = on_grid(kind, grid, load(q + (i + 1) * NR), 1.0f);
-        Halves halves = paired(even, odd);
-        _mm512_store_si512(out + i * 32, halves.high);
-        _mm512_store_si512(out + TILE_BYTES + i * 32, halves.low);
+        store_halves(out + i * 32, paired(even, odd));
     }
 }
 
